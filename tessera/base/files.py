@@ -172,6 +172,14 @@ def expect_plain_file(path: Path, where: str, argument: str) -> None:
         raise TesseraError(f"{where}: {argument} must be a file; got {str(path)!r}, which {reason}.")
 
 
+def is_marked(path: Path, mark: str) -> bool:
+    """Whether `path` is a file that holds this text, by which this library knows what it wrote."""
+    try:
+        return mark.encode() in path.read_bytes()
+    except OSError:
+        return False
+
+
 def _reason(error: Exception) -> str | None:
     """Why a write failed, in a few words; None for an exception that is about something else."""
     if isinstance(error, OSError):

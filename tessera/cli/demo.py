@@ -34,9 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Train, then write and print what came out."""
     names_demo = arguments.overrides[:1] and arguments.overrides[0] in OWN_OPTIONS
-    which, overrides = (
-        (arguments.overrides[0], arguments.overrides[1:]) if names_demo else ("books", arguments.overrides)
-    )
+    which, *overrides = arguments.overrides if names_demo else ["books", *arguments.overrides]
     output = arguments.output
     is_strange = output.is_dir() and any(output.iterdir()) and not (output / "demo.lock").exists()
     expect(

@@ -71,7 +71,7 @@ def sampling_of(arguments: argparse.Namespace):
 
 def run(arguments: argparse.Namespace) -> int:
     """Load the models; print prompt and continuation, or the table."""
-    from tessera.generation.sampling import continuation, continuations, markdown_table, read_prompts
+    from tessera.generation.sampling import continuation, markdown_table, read_prompts
     from tessera.memory_files.answering import answers_questions
     from tessera.models.decoding import compile_decoding
     from tessera.models.saving.loading import load_model, load_tokenizer
@@ -92,10 +92,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.prompts is None and len(models) == 1 and arguments.out is None:
         continuation(*next(iter(models.values())), arguments.prompt, sampling, stream=True, **drafts)
         return 0
-    columns, status = of_each(models, lambda name: continuations({name: models[name]}, prompts, sampling, **drafts))
+
+    def column(folder: str) -> tuple[str, list[str]]:
+        """The model's folder, and what it writes after each prompt."""
+        return folder, [continuation(*models[folder], prompt, sampling, **drafts) for prompt in prompts]
+
+    columns, status = of_each(models, column)
     if not columns:
         return status
-    table = markdown_table(prompts, {folder: texts for column in columns for folder, texts in column.items()})
+    table = markdown_table(prompts, dict(columns))
     print(table)
     if arguments.out is not None:
         with writing(arguments.out):

@@ -23,28 +23,11 @@ from tessera.base.errors import TesseraError, first_line
 USER_ERROR, INTERRUPTED = 2, 130
 SECONDS_FOR_THE_FIRST = 3
 OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")
-# verb -> module; the first line of the module's docstring is the verb's help. A new verb is a new line here.
-VERBS = {
-    "train": "tessera.cli.train",
-    "generate": "tessera.cli.generate",
-    "eval": "tessera.cli.evaluate",
-    "prompts": "tessera.cli.prompts",
-    "info": "tessera.cli.info",
-    "check": "tessera.cli.check",
-    "plan": "tessera.cli.plan",
-    "compare": "tessera.cli.compare",
-    "sweep": "tessera.cli.sweep",
-    "convert": "tessera.cli.convert",
-    "models": "tessera.cli.models",
-    "demo": "tessera.cli.demo",
-    "memorize": "tessera.cli.memorize",
-    "memories": "tessera.cli.memories",
-    "ask": "tessera.cli.ask",
-    "chat": "tessera.cli.chat",
-    "inspect": "tessera.cli.inspect",
-    "tasks": "tessera.cli.tasks",
-    "reproduce": "tessera.cli.reproduce",
-}
+# Each is the module `tessera.cli.VERB`, whose docstring's first line is the verb's help. In the order of `--help`.
+VERBS = (
+    "train generate eval prompts info check plan compare sweep convert models demo memorize memories ask chat inspect "
+    "tasks reproduce"
+).split()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -68,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _signals_as_exceptions():
             for name in parsed.imports:
                 plugins.import_file(name)
-            status = importlib.import_module(VERBS[parsed.verb]).run(parsed) or 0
+            status = importlib.import_module(f"tessera.cli.{parsed.verb}").run(parsed) or 0
         if sys.stdout is not None:
             sys.stdout.flush()
         return status
@@ -104,8 +87,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"tessera {tessera.__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)
-    for verb, name in VERBS.items():
-        module = importlib.import_module(name)
+    for verb in VERBS:
+        module = importlib.import_module(f"tessera.cli.{verb}")
         summary = (module.__doc__ or "").strip()
         child = verbs.add_parser(
             verb,

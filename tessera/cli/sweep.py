@@ -66,15 +66,10 @@ def _print(runs: list[dict[str, Any]]) -> None:
     are_questions = any(run["validation_exact_match"] is not None for run in runs)
     second = "validation_exact_match" if are_questions else "validation_bits_per_byte"
     winner = best(runs)
+    forms = {"validation_loss": ".4f", second: ".4f", "parameters": ",", "tokens": ","}
     rows = []
     for number, run in enumerate(runs):
-        numbers = [
-            (run["validation_loss"], ".4f"),
-            (run[second], ".4f"),
-            (run["parameters"], ","),
-            (run["tokens"], ","),
-        ]
-        cells = ["-" if value is None else format(value, form) for value, form in numbers]
+        cells = ["-" if run[name] is None else format(run[name], form) for name, form in forms.items()]
         rows.append([*cells, "not finite" if run["problem"] else "best" * (number == winner)])
     columns = ("nats/token", "right" if are_questions else "bits/byte", "parameters", "tokens", "")
     print_table(columns, [_name(run["values"]) for run in runs], rows)

@@ -44,9 +44,8 @@ class ModelAccount:
     state_bytes_per_1000_tokens: float
 
 
-def account(config: "PreTrainedConfig", context: int, dtype: "torch.dtype | None" = None) -> ModelAccount:
-    """Count on a model without weights (meta device); `dtype` (default bfloat16) is that of the state."""
-    dtype = dtype or torch.bfloat16
+def account(config: "PreTrainedConfig", context: int, dtype: torch.dtype = torch.bfloat16) -> ModelAccount:
+    """Count on a model without weights (meta device); `dtype` is that of the state."""
     try:
         model = meta_model(config)
     except ValueError as error:

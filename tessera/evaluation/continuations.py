@@ -15,6 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tessera.base.errors import expect
+from tessera.models.carried_state import last_logits
 from tessera.models.causality import evaluating
 from tessera.models.forking import fork, state_bytes
 
@@ -193,11 +194,11 @@ class Reader:
 
     def __init__(self, model: "PreTrainedModel") -> None:
         self.model = model
-        parameters = inspect.signature(model.forward).parameters
         alignment = getattr(model.config, "segment_alignment", "left")  # others cut a text by its length
         self._is_cut_by_length = alignment != "left"
-        self.continues = "past_key_values" in parameters and not self._is_cut_by_length
-        self._last_logits = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+        takes_state = "past_key_values" in inspect.signature(model.forward).parameters
+        self.continues = takes_state and not self._is_cut_by_length
+        self._last_logits = last_logits(model)
         self._vocabulary = model.config.get_text_config().vocab_size
 
     @torch.no_grad()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tessera.base.dataclass_io import to_json
-from tessera.base.files import write_atomically, writing
+from tessera.base.files import is_marked, write_atomically, writing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -129,10 +129,7 @@ def _looks(count: int) -> list[dict[str, Any]]:
 
 def is_figure(path: Path) -> bool:
     """Whether `path` is a figure that this module drew."""
-    try:
-        return MADE_BY.encode() in path.read_bytes()
-    except OSError:
-        return False
+    return is_marked(path, MADE_BY)
 
 
 def save_figure(figure: "Figure", path: Path) -> None:

@@ -242,16 +242,11 @@ def _rows(samples: dict[str, list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
 
 
 def evaluate_tasks(
-    model: TesseraLM,
-    tasks: Sequence[str],
-    *,
-    include_path: str | Path | None = None,
-    limit: int | None = None,
-    num_fewshot: int | None = None,
-    log_samples: bool = False,
+    model: TesseraLM, tasks: Sequence[str], *, include_path: str | Path | None = None, **options: Any
 ) -> dict[str, Any]:
     """The harness's results of `model` on these tasks, of its own or from YAML files in folder `include_path`.
 
+    `options` are those of its `simple_evaluate`, such as `limit` and `num_fewshot`.
     Raises `TesseraError`: a task that is unknown or cannot be loaded, such as for want of its data set.
     """
     expect(include_path is None or Path(include_path).is_dir(), "eval", "--include-path", "be a folder", include_path)
@@ -269,12 +264,4 @@ def evaluate_tasks(
     except Exception as error:  # whatever a task's files and data set bring up
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise TesseraError(f"eval: --tasks {','.join(tasks)} must load; got: {reason}.") from error
-    return simple_evaluate(
-        model=model,
-        tasks=list(tasks),
-        task_manager=manager,
-        limit=limit,
-        num_fewshot=num_fewshot,
-        batch_size=model.batch_size,
-        log_samples=log_samples,
-    )
+    return simple_evaluate(model=model, tasks=list(tasks), task_manager=manager, batch_size=model.batch_size, **options)

@@ -84,13 +84,15 @@ def evaluate_text(
         surroundings = partial(autocast, precision, model.device.type)
         losses = loss_by_position(model, windows, batch_size, context=surroundings)
         ratio = windows.tokens_per_byte(tokenizer)
+    count, available = len(windows), windows.available
+    spread = "" if count == available else f", {count:,} of {available:,} sequences spread over it"
     advice = "Its weights or the text's tokens drive it out of range: evaluate an earlier checkpoint."
     expect(math.isfinite(losses.mean), "eval", "the model's loss", "be finite", losses.mean, advice)
     return {
         "data": text.source.name,
-        "part": text.part + _share(windows),
+        "part": text.part + spread,
         "context": text.context,
-        "sequences": len(windows),
+        "sequences": count,
         "tokens": int(losses.count.sum()),
         "loss": losses.mean,
         "perplexity": perplexity(losses.mean),
@@ -98,12 +100,6 @@ def evaluate_text(
         "loss_by_position": [None if math.isnan(value) else value for value in losses.by_position().tolist()],
         "provenance": provenance(configuration=model.config.to_diff_dict(), wall_seconds=time.time() - began),
     }
-
-
-def _share(windows: ValidationWindows) -> str:
-    """What to say of a text that is not read to its end."""
-    available = windows.available
-    return "" if len(windows) == available else f", {len(windows):,} of {available:,} sequences spread over it"
 
 
 def _expect_same_vocabulary(model: "PreTrainedModel", split: Split) -> None:

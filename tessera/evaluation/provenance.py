@@ -23,15 +23,15 @@ INSTRUCTIONS = ("avx2", "avx512_f", "sve", *CPU_BFLOAT16)
 
 
 def provenance(
-    *, configuration: Any = None, seed: int | None = None, wall_seconds: float | None = None, command: str | None = None
+    *, configuration: Any = None, seed: int | None = None, wall_seconds: float | None = None
 ) -> dict[str, Any]:
     """A JSON-ready record: configuration, seed, command, versions, hardware, commit, time.
 
-    `command` defaults to this process's command line, see `command_line`. `commit` is null outside a git checkout
-    of the library and ends in "+changes" when tracked files outside `results/` differ from it.
+    `command` is this process's, see `command_line`. `commit` is null outside a git checkout of the library and ends in
+    "+changes" when tracked files outside `results/` differ from it.
     """
     return {
-        "command": command or f"{_program()} {command_line(sys.argv[1:])}".strip(),
+        "command": f"{_program()} {command_line(sys.argv[1:])}".strip(),
         "configuration": portable(configuration),
         "seed": seed,
         "versions": {"tessera": tessera.__version__, "python": platform.python_version(), **_versions()},

@@ -41,10 +41,9 @@ def make_task(name: str, settings: list[str], trained: Mapping[str, Any] | None 
         if key not in known:
             raise TesseraError(f"eval: task {name} has no setting {key!r}. {did_you_mean(key, known)}")
         try:
-            number = parse_yaml(value, "eval", key)
+            values[key] = parse_yaml(value, "eval", key)
         except TesseraError:
             raise TesseraError(f"eval: --set {key} must be a YAML value; got {value!r}.") from None
-        values[key] = number
     try:
         return from_json(cls, values, f"eval: --set of task {name}")
     except TesseraError:

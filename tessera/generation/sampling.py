@@ -155,19 +155,6 @@ def read_prompts(name: str) -> list[str]:
     return prompts
 
 
-def continuations(
-    models: Mapping[str, tuple["PreTrainedModel", "PreTrainedTokenizerFast"]],
-    prompts: Sequence[str],
-    sampling: Sampling,
-    **options: Any,
-) -> dict[str, list[str]]:
-    """What each model (with its tokenizer, by its name) writes after each prompt; `options` go to `generate`."""
-    return {
-        name: [continuation(model, tokenizer, prompt, sampling, **options) for prompt in prompts]
-        for name, (model, tokenizer) in models.items()
-    }
-
-
 def markdown_table(prompts: Sequence[str], continuations: Mapping[str, Sequence[str]]) -> str:
     """A row for each prompt, a column for each model; text is escaped, so that it cannot be read as Markdown or HTML.
 

@@ -90,32 +90,26 @@ def _attend(
 def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, scale: float, positions: Tensor) -> Tensor:
     """Weights (B, H, Q, N) of the queries at `positions` (integers (Q,), among the T of this call)."""
     scores = scale * (query[:, :, positions] @ key.transpose(-1, -2)).float()
-    if mask is not None:
-        rows = mask.expand(-1, -1, query.shape[2], -1)[:, :, positions, : key.shape[2]]
-        scores = scores.masked_fill(~rows, -torch.inf) if rows.dtype == torch.bool else scores + rows
-    else:
-        newest = positions + key.shape[2] - query.shape[2]
-        scores = scores.masked_fill(torch.arange(key.shape[2], device=key.device) > newest[:, None], -torch.inf)
-    return scores.softmax(-1)
+    return (scores + _bias(query, key, mask, positions)).softmax(-1)
 
 
 def attend_without(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, pair: int) -> Tensor:
     """Answers (B, T, H, D) of attention that does not see key number `pair`; a query that sees no other gets 0."""
-    steps, pairs = query.shape[2], key.shape[2]
-    if mask is None:
-        newest = torch.arange(steps, device=key.device) + pairs - steps
-        visible = (torch.arange(pairs, device=key.device) <= newest[:, None])[None, None]
-        bias = torch.zeros(1, 1, steps, pairs, device=key.device, dtype=query.dtype).masked_fill(~visible, -torch.inf)
-    else:
-        rows = mask[..., :pairs]
-        bias = (
-            torch.zeros_like(rows, dtype=query.dtype).masked_fill(~rows, -torch.inf)
-            if rows.dtype == torch.bool
-            else rows
-        )
-    bias = bias.expand(-1, -1, steps, -1).clone()
+    bias = _bias(query, key, mask, torch.arange(query.shape[2], device=key.device))
     bias[..., pair] = -torch.inf
     alone = (bias <= torch.finfo(query.dtype).min).all(-1, keepdim=True)
     bias = bias.masked_fill(alone, 0.0)
     answers = torch.nn.functional.scaled_dot_product_attention(query, key, value, bias, scale=scale)
     return answers.masked_fill(alone, 0.0).transpose(1, 2)
+
+
+def _bias(query: Tensor, key: Tensor, mask: Tensor | None, positions: Tensor) -> Tensor:
+    """What is added to scores (B, H, Q, N) of the queries at `positions`: -inf where they see nothing, or the mask."""
+    pairs, steps = key.shape[2], query.shape[2]
+    if mask is None:
+        visible = (torch.arange(pairs, device=key.device) <= (positions + pairs - steps)[:, None])[None, None]
+    else:
+        visible = mask.expand(-1, -1, steps, -1)[:, :, positions, :pairs]
+    if visible.dtype != torch.bool:
+        return visible
+    return torch.zeros_like(visible, dtype=query.dtype).masked_fill(~visible, -torch.inf)

@@ -89,21 +89,20 @@ class _Remover:
 
     def regression(self, call: Call, run: Run) -> Tensor:
         """The answers of a kernel regression without the part."""
-        answers = run(call)
-        heads = self._heads(call.query.shape[1])
-        column = self._column(call.key.shape[2], call.query_offset)
-        if self.current.site is None or (column is None and self.removal.pair is not None):
+        answers, place = run(call), self._place(call.query.shape[1], call.key.shape[2], call.query_offset)
+        if place is None:
             return answers
+        heads, column = place
         changed = answers.clone()
         changed[:, heads] = 0.0 if column is None else run(_without_pair(call, column))[:, heads]
         return changed
 
     def attention(self, module, query, key, value, mask, scale, answers):
         """See `intercepted_attention`."""
-        heads = self._heads(query.shape[1])
-        column = self._column(key.shape[2], 0)
-        if self.current.site is None or (column is None and self.removal.pair is not None):
+        place = self._place(query.shape[1], key.shape[2], 0)
+        if place is None:
             return answers
+        heads, column = place
         changed = answers.clone()
         if column is None:
             changed[:, :, heads] = 0.0
@@ -112,25 +111,27 @@ class _Remover:
             changed[:, :, heads] = attend_without(query, key, value, mask, scale, column)
         return changed
 
-    def _heads(self, count: int) -> slice:
-        head = self.removal.head
-        if self.current.site is not None:
-            expect(head is None or 0 <= head < count, "loss_of", "head", f"lie in 0..{count - 1}", head)
-        return slice(None) if head is None else slice(head, head + 1)
+    def _place(self, num_heads: int, count: int, query_offset: int) -> tuple[slice, int | None] | None:
+        """The heads that a call is changed for, and the column of the pair to be removed (None: the heads answer 0).
 
-    def _column(self, count: int, query_offset: int) -> int | None:
-        """Where the pair to be removed stands in the call of this memory; None if it is not there."""
-        pair, column = self.removal.pair, None
-        if pair is not None and self.current.site is not None:
-            if self.removal.site.kind == "persistent":
-                bank, slot = divmod(pair, count)
-                num_banks = len(self.removal.site.module.get_parameter("slot_keys"))
-                column = slot if bank == self.num_calls % num_banks else None
-                self.num_calls += 1
-            else:
-                column = self.reading.part.column(pair, count, query_offset)
-            self.is_present |= column is not None
-        return column
+        None where the call is another memory's, or does not hold the pair.
+        """
+        head, pair = self.removal.head, self.removal.pair
+        if self.current.site is None:
+            return None
+        expect(head is None or 0 <= head < num_heads, "loss_of", "head", f"lie in 0..{num_heads - 1}", head)
+        heads = slice(None) if head is None else slice(head, head + 1)
+        if pair is None:
+            return heads, None
+        if self.removal.site.kind == "persistent":
+            bank, slot = divmod(pair, count)
+            num_banks = len(self.removal.site.module.get_parameter("slot_keys"))
+            column = slot if bank == self.num_calls % num_banks else None
+            self.num_calls += 1
+        else:
+            column = self.reading.part.column(pair, count, query_offset)
+        self.is_present |= column is not None
+        return None if column is None else (heads, column)
 
 
 def _without_pair(call: Call, pair: int) -> Call:

@@ -69,8 +69,19 @@ class SegmentObserver:
             return _length(after.tokens - before.tokens), missing, missing, _length(after.tokens), missing
         assert isinstance(before, AssociationState)
         assert isinstance(after, AssociationState)
-        read = float(self.reads[part.start : part.end, index].mean())
-        return association_row(self.memories[index], before, after, read, self.outputs)
+        memory, read = self.memories[index], float(self.reads[part.start : part.end, index].mean())
+        strengths = self.outputs[memory.gate].unsqueeze(-1)
+        keys = dpfp(self.outputs[memory.key], memory.num_rolls)
+        written = keys.transpose(1, 2) @ (strengths * self.outputs[memory.value])
+        # What the update took away is what it wrote less what came of it; so it holds in either order of writing.
+        erased = written - (after.matrix - before.matrix)
+        if memory.update_order != "sequential":
+            known = read_association(before.matrix, before.normaliser, keys, eps=memory.epsilon)
+            erased = keys.transpose(1, 2) @ (strengths * known)
+        gamma = _gamma(memory, before, keys)
+        if memory.gate_normalizer and memory.gate.can_close:
+            gamma = gamma * (strengths.squeeze(-1) > 0)
+        return _length(written), _length(erased), read, _length(after.matrix), float(gamma.mean())
 
     def trace(self) -> SegmentTrace:
         """What was measured."""
@@ -79,26 +90,6 @@ class SegmentObserver:
         )
         starts = torch.tensor([part.start for part in self.reading.parts])
         return SegmentTrace(written, erased, read, norm, gamma, starts, None if self.memories is None else self.reads)
-
-
-def association_row(
-    memory: AssociationMemory, before: AssociationState, after: AssociationState, read: float, outputs: dict
-) -> tuple[float, ...]:
-    """The numbers of an association matrix."""
-    strengths = outputs[memory.gate].unsqueeze(-1)
-    keys = dpfp(outputs[memory.key], memory.num_rolls)
-    known = read_association(before.matrix, before.normaliser, keys, eps=memory.epsilon)
-    written = keys.transpose(1, 2) @ (strengths * outputs[memory.value])
-    # What the update took away is what it wrote less what came of it; so it holds in either order of writing.
-    erased = (
-        written - (after.matrix - before.matrix)
-        if memory.update_order == "sequential"
-        else (keys.transpose(1, 2) @ (strengths * known))
-    )
-    gamma = _gamma(memory, before, keys)
-    if memory.gate_normalizer and memory.gate.can_close:
-        gamma = gamma * (strengths.squeeze(-1) > 0)
-    return _length(written), _length(erased), read, _length(after.matrix), float(gamma.mean())
 
 
 def _gamma(memory: AssociationMemory, before: AssociationState, keys: Tensor) -> Tensor:
@@ -159,28 +150,25 @@ def describe_memory(model: PreTrainedModel, memory: MemoryState, predictions: in
     memory.expect_fits(model.empty_memory(1), where)
     expect(memory.batch_size == 1, where, "memory", "be of one row", memory.batch_size)
     lens = Lens(model.base)
-    sizes, tokens, scores = [], [], []
+    sizes, tokens, scores, norms = [], [], [], []
     for layer in memory.layers:
-        strengths, vectors = _contents(layer)
+        norm, strengths, vectors = _contents(layer)
         words, values = lens.likeliest(vectors, predictions)
         sizes.append(strengths.float().cpu())
         tokens.append(words.int().cpu())
         scores.append(values.cpu())
-    norms = torch.stack([_norm(layer) for layer in memory.layers])
+        norms.append(norm)
     counts = int(memory.tokens_read), int(memory.segments_read)
-    return StoredMemory(memory.kind, *counts, norms, torch.stack(sizes), torch.stack(tokens), torch.stack(scores))
+    parts = (torch.stack(part) for part in (sizes, tokens, scores))
+    return StoredMemory(memory.kind, *counts, torch.tensor(norms), *parts)
 
 
-def _contents(layer) -> tuple[Tensor, Tensor]:
-    """Strengths (K,) and vectors (K, V) of what a layer holds, the strongest first in a matrix."""
+def _contents(layer) -> tuple[float, Tensor, Tensor]:
+    """The norm, strengths (K,) and vectors (K, V) of what a layer holds, the strongest first in a matrix."""
     if not isinstance(layer, AssociationState):
-        return layer.tokens[0].norm(dim=-1), layer.tokens[0]
+        return _length(layer.tokens), layer.tokens[0].norm(dim=-1), layer.tokens[0]
     left, values, right = torch.linalg.svd(layer.matrix[0].float(), full_matrices=False)
     count = min(CONTENTS, len(values))
     # Features are positive, so a query reads a direction with the sign of the sum of its row weights.
     signs = torch.where(left[:, :count].sum(0) < 0, -1.0, 1.0)
-    return values[:count], (signs[:, None] * right[:count]).to(layer.matrix.dtype)
-
-
-def _norm(layer) -> Tensor:
-    return (layer.matrix if isinstance(layer, AssociationState) else layer.tokens).float().norm().cpu()
+    return _length(layer.matrix), values[:count], (signs[:, None] * right[:count]).to(layer.matrix.dtype)

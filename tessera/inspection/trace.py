@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from tessera.base.errors import TesseraError, expect
+from tessera.base.files import writing
 from tessera.base.state import CLASSES
 from tessera.models.saving.state_file import StateFile, save_values
 
@@ -193,10 +193,8 @@ class Trace:
 
         Raises `TesseraError`: the file cannot be written.
         """
-        try:
+        with writing(path, "the trace"):
             save_values(Path(path), KIND, vars(self))
-        except (OSError, SafetensorError) as error:
-            raise TesseraError(f"{path}: the trace cannot be written ({error}).") from None
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

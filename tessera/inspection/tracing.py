@@ -20,6 +20,7 @@ from tessera.inspection.watched_text import Reading
 from tessera.kernels import Gaussian
 from tessera.layers.key_extractors import GatedKeyExtractor, LeakyKeyExtractor
 from tessera.models.recurrence import MemoryState
+from tessera.models.sizes import num_parameters
 from tessera.models.stack_state import StackState
 
 AGE_BINS = 48  # ages up to 2^48
@@ -251,29 +252,18 @@ def _layer_of(site: Site) -> str:
     return site.name[: match.end() - 1]
 
 
-def _predicted_fields(lens: Lens, streams: _Streams, site: Site, count: int) -> dict[str, Tensor]:
-    """Likeliest words of the memory's answer alone, and of the stream with it added."""
-    layer = streams.layers[site.layer]
-    own = streams.rows.get(site.name, torch.zeros_like(streams.rows[layer]))  # zeros: it was never read
-    streams.rows[layer] = streams.rows[layer] + own  # what follows in this layer comes on top
-    own_tokens, own_scores = lens.likeliest(own, count)
-    after_tokens, after_scores = lens.likeliest(streams.rows[layer], count)
-    return {
-        "own_tokens": own_tokens.int().cpu(),
-        "own_scores": own_scores.cpu(),
-        "after_tokens": after_tokens.int().cpu(),
-        "after_scores": after_scores.cpu(),
-    }
-
-
 def _memory_trace(
     site: Site, seen: dict[str, Tensor], lens: Lens, streams: _Streams, removing: "_Removing", predictions: int
 ) -> MemoryTrace:
     """One memory's part; `seen`: what it recalled, empty where it recalled nothing."""
-    predicted = _predicted_fields(lens, streams, site, predictions)
-    removed = removing.fields(site, seen["share"].shape[1] if seen else 0)
-    leak = streams.leak(site)
-    return MemoryTrace(site.name, site.layer, site.kind, bool(seen), leak=leak, **seen, **predicted, **removed)
+    layer = streams.layers[site.layer]
+    own = streams.rows.get(site.name, torch.zeros_like(streams.rows[layer]))  # zeros: it was never read
+    streams.rows[layer] = streams.rows[layer] + own  # what follows in this layer comes on top
+    fields = {**seen, **removing.fields(site, seen["share"].shape[1] if seen else 0)}
+    for name, stream in (("own", own), ("after", streams.rows[layer])):
+        tokens, scores = lens.likeliest(stream, predictions)
+        fields |= {f"{name}_tokens": tokens.int().cpu(), f"{name}_scores": scores.cpu()}
+    return MemoryTrace(site.name, site.layer, site.kind, bool(seen), leak=streams.leak(site), **fields)
 
 
 @dataclass(frozen=True)
@@ -307,8 +297,7 @@ def _about(model: PreTrainedModel) -> dict[str, str | int]:
     config = model.config
     names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
     sizes = {name: getattr(config, name) for name in names if isinstance(getattr(config, name, None), int)}
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return {"type": config.model_type, "class": type(model).__name__, "parameters": parameters, **sizes}
+    return {"type": config.model_type, "class": type(model).__name__, "parameters": num_parameters(model), **sizes}
 
 
 def _distinct(predicted: Sequence[Tensor | None]) -> list[int]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tessera.base.files import write_text_atomically, writing
+from tessera.base.files import is_marked, write_text_atomically, writing
 from tessera.inspection.page import content_hash
 from tessera.inspection.text import TokenTexts
 from tessera.memory_files.answering import Answer
@@ -26,8 +26,7 @@ small { color: #555; }
 
 def is_page(path: Path) -> bool:
     """Whether `path` is a file that `write_page` wrote."""
-    with path.open("rb") as file:
-        return HEAD.encode() in file.read(1000)
+    return is_marked(path, HEAD)
 
 
 def write_page(path: Path, memory: "Memory", answers: Sequence[tuple[str, Answer]]) -> None:

@@ -11,8 +11,6 @@ from tessera.papers.experiment import Record
 from tessera.tasks.task import Estimate, estimate
 
 Group = TypeVar("Group")
-Row = TypeVar("Row")
-Column = TypeVar("Column")
 # Heading -> (what a setting is here, the paper's value); see `settings_of`.
 SettingsRows = Mapping[str, tuple[str | Callable[[list[Record]], Any], Any]]
 
@@ -82,11 +80,6 @@ def points_of(seeds: Sequence[Mapping[str, Sequence[float]]]) -> dict[float, Est
     }
 
 
-def scaled(value: Estimate, factor: float) -> Estimate:
-    """An estimate in another unit."""
-    return Estimate(factor * value.mean, factor * value.standard_error, value.count)
-
-
 def with_error(value: Estimate | None, form: str = ".2f") -> str:
     """A cell: `mean ± standard error`, without the error where there is none; empty for None.
 
@@ -101,7 +94,9 @@ def with_error(value: Estimate | None, form: str = ".2f") -> str:
 
 def percent(value: Estimate | None) -> str:
     """A cell: mean and standard error of a share in percent."""
-    return "" if value is None else with_error(scaled(value, 100), ".1f")
+    if value is None:
+        return ""
+    return with_error(Estimate(100 * value.mean, 100 * value.standard_error, value.count), ".1f")
 
 
 def markdown(headings: Iterable[object], rows: Iterable[Iterable[object]]) -> str:

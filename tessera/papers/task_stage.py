@@ -85,9 +85,15 @@ def small_model(settings: Any, name: str, **sizes: Any) -> PreTrainedModel:
 
 
 @torch.no_grad()
-def held_out_scores(model: nn.Module, task: Task, count: int, width: int, device: str) -> dict[str, Estimate]:
-    """Each score of `task` on `count` examples of its test split, of `width` tokens: small batches of long rows."""
-    at_once = max(1, TOKENS_AT_ONCE // width)
+def held_out_scores(
+    model: nn.Module, task: Task, width: int, test_tokens: int, between: tuple[int, int], device: str
+) -> dict[str, Estimate]:
+    """Each score of `task` on examples of its test split, of `width` tokens: small batches of long rows.
+
+    There are as many as `test_tokens` hold, `between` the fewest and the most.
+    """
+    fewest, most = between
+    count, at_once = max(fewest, min(most, test_tokens // width)), max(1, TOKENS_AT_ONCE // width)
     firsts = enumerate(range(0, count, at_once), TEST_SEED)
     batches = (task.sample(min(at_once, count - first), seed, "test") for seed, first in firsts)
 

@@ -28,7 +28,7 @@ from tessera.evaluation.accounting import account, training_flops_per_sequence
 from tessera.recipes.model_section import untrained_config
 from tessera.recipes.sections import Recipe
 from tessera.training.distributed import batch_shape, shard
-from tessera.training.initial_model import enable_checkpointing, expect_document_ids, freeze_base
+from tessera.training.initial_model import enable_checkpointing, follow_recipe
 from tessera.training.optimizer import make_optimizer
 
 DEVICE = torch.device("cpu")  # where fake tensors say that they are; operations go by `imagined`
@@ -59,8 +59,7 @@ def step_memory(recipe: Recipe, devices: int, precision: str, device_type: str =
         try:
             with tracker:
                 model = AutoModelForCausalLM.from_config(untrained_config(recipe), trust_remote_code=False).train()
-                freeze_base(model, recipe)
-                expect_document_ids(model, recipe)
+                follow_recipe(model, recipe)
                 enable_checkpointing(model, recipe.training)
                 if mesh is not None:
                     shard(model, mesh)

@@ -5,7 +5,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from transformers import AutoTokenizer
 
@@ -31,20 +31,6 @@ class Corpus:
     tokenizer: "PreTrainedTokenizerFast"
     training: Split
     validation: Split
-
-    def checksums(self) -> dict[str, dict[str, Any]]:
-        """Of the training and the validation text: number of `tokens`, and `checksums` of their stores."""
-
-        def entry(split: Split) -> dict[str, Any]:
-            description = split.store.description
-            return {"tokens": description.num_tokens, "checksums": list(description.checksums)}
-
-        return {"training": entry(self.training), "validation": entry(self.validation)}
-
-    @property
-    def largest_token(self) -> int:
-        """The largest token id that occurs."""
-        return max(split.store.description.largest_token for split in (self.training, self.validation))
 
 
 def open_corpus(recipe: Recipe, run: Path, *, saved_tokenizer: bool = True) -> Corpus:

@@ -36,8 +36,6 @@ from tessera.training.training_data import TrainingData
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-    from tessera.training.training_data import TrainingData
-
 
 RECIPE = "recipe.yaml"
 # What changes no weight: they may differ when a run goes on.
@@ -135,7 +133,7 @@ def write_tokenizer(run: Path, tokenizer: "PreTrainedTokenizerFast") -> None:
     remove(temporary)
 
 
-def write_inputs(run: Path, corpus: "TrainingData") -> None:
+def write_inputs(run: Path, corpus: TrainingData) -> None:
     """Note what the run reads."""
     files = sorted(path for path in run.glob("tokenizer*.json") if path.is_file())
     record = {"tokenizer": describe(run, files), **corpus.checksums()}
@@ -153,7 +151,7 @@ def expect_same_tokenizer(run: Path) -> None:
         )
 
 
-def expect_same_inputs(run: Path, corpus: "TrainingData") -> None:
+def expect_same_inputs(run: Path, corpus: TrainingData) -> None:
     """Raise `TesseraError` when the run began with other tokens than `corpus` has. Older runs have no record."""
     record = _recorded(run)
     if not record:

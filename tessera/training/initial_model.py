@@ -9,7 +9,7 @@ from tessera.base.errors import TesseraError
 from tessera.models.adjusting import adjusted_config
 from tessera.models.causality import expect_causal
 from tessera.models.recurrence import SegmentedForCausalLM
-from tessera.models.saving.loading import load_model, load_tokenizer, model_folder
+from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.recipes.model_section import base_folder, build_model, config_for
 from tessera.recipes.sections import Recipe, TrainingSection
 
@@ -17,19 +17,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
-def expect_start(recipe: Recipe) -> None:
-    """Raise `TesseraError` for a missing folder of weights: before anything is tokenised."""
-    if recipe.training.initialize_from:
-        model_folder(recipe.training.initialize_from)
-
-
 def starting_model(
     recipe: Recipe, tokenizer: "PreTrainedTokenizerFast", largest_token: int = -1, context: int | None = None
 ) -> "PreTrainedModel":
     """The model of the recipe, for sequences of `context` tokens (default: the recipe's).
 
-    Raises `TesseraError`: a model that cannot be built or loaded, weights that were trained with other tokens, or a
-    stage that changes what a built model cannot.
+    Raises `TesseraError`: a model that cannot be built or loaded, weights that were trained with other tokens, what
+    `follow_recipe` refuses, or a stage that changes what a built model cannot.
     """
     config = config_for(recipe.model, tokenizer, context or recipe.data.context, largest_token)
     start, base = recipe.training.initialize_from, base_folder(recipe.model)
@@ -38,14 +32,17 @@ def starting_model(
             _expect_same_tokens(key, folder, tokenizer)
     model = load_model(start, config) if start else build_model(config, recipe.seed, base)
     expect_causal(model, f"model.type {recipe.model['type']}")
-    freeze_base(model, recipe)
+    follow_recipe(model, recipe)
     for number, stage in enumerate(recipe.training.curriculum):
         config = adjusted_config(config, stage.model, f"training.curriculum[{number}].model")
     return model
 
 
-def freeze_base(model: "PreTrainedModel", recipe: Recipe) -> None:
-    """Where the recipe says so, leave the base of ARMT, RMT and PRMT as it is. `TesseraError` for other models."""
+def follow_recipe(model: "PreTrainedModel", recipe: Recipe) -> None:
+    """Where the recipe says so, leave the base of ARMT, RMT and PRMT as it is.
+
+    Raises `TesseraError`: a model without a base, or one that takes no document_ids where the recipe gives them.
+    """
     if recipe.training.freeze_base:
         if not isinstance(model, SegmentedForCausalLM):
             kind = recipe.model["type"]
@@ -53,10 +50,6 @@ def freeze_base(model: "PreTrainedModel", recipe: Recipe) -> None:
                 f"training.freeze_base must be false for model type {kind}, which has no base; got true."
             )
         model.base.requires_grad_(False)
-
-
-def expect_document_ids(model: "PreTrainedModel", recipe: Recipe) -> None:
-    """Raise `TesseraError` where the recipe gives document_ids to a model that takes none."""
     if recipe.data.document_ids and "document_ids" not in inspect.signature(model.forward).parameters:
         raise TesseraError(f"data.document_ids must be false for model type {recipe.model['type']}; got true.")
 

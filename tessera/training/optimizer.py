@@ -121,27 +121,17 @@ def make_optimizer(model: nn.Module, options: FitOptions | TrainingSection) -> t
     return torch.optim.AdamW(parameter_groups(model, options), lr=options.learning_rate, betas=options.betas)
 
 
-def learning_rate_factor(step: int, *, warmup: int, steps: int, floor: float, decay: str = "cosine") -> float:
-    """The schedule as a factor of the peak rate: linear from 1/warmup to 1, then from 1 down to `floor`.
+def schedule_factor(options: FitOptions, step: int) -> float:
+    """The rate after `step` steps as a factor of its peak: up from 1/warmup to 1, then along `decay` to the minimum.
 
-    `decay` is "cosine", "linear" or "constant" (which stays at 1).
-
-    >>> [round(learning_rate_factor(step, warmup=2, steps=6, floor=0.1), 3) for step in range(7)]
+    >>> options = FitOptions(steps=6, learning_rate=1.0, min_learning_rate=0.1, warmup_steps=2)
+    >>> [round(schedule_factor(options, step), 3) for step in range(7)]
     [0.5, 1.0, 1.0, 0.868, 0.55, 0.232, 0.1]
     """
+    warmup, floor = options.warmup, options.min_learning_rate / options.learning_rate
     if step < warmup:
         return (step + 1) / warmup
+    steps = round(options.schedule_ratio * options.steps)
     progress = min(1.0, (step - warmup) / max(1, steps - warmup))
-    shape = {"cosine": 0.5 * (1 + math.cos(math.pi * progress)), "linear": 1 - progress, "constant": 1.0}[decay]
-    return floor + (1 - floor) * shape
-
-
-def schedule_factor(options: FitOptions, step: int) -> float:
-    """`learning_rate_factor` of a stage, after `step` steps."""
-    return learning_rate_factor(
-        step,
-        warmup=options.warmup,
-        steps=round(options.schedule_ratio * options.steps),
-        floor=options.min_learning_rate / options.learning_rate,
-        decay=options.decay,
-    )
+    shapes = {"cosine": 0.5 * (1 + math.cos(math.pi * progress)), "linear": 1 - progress, "constant": 1.0}
+    return floor + (1 - floor) * shapes[options.decay]

@@ -21,22 +21,22 @@ from tessera.base.arguments import explain_all
 from tessera.base.files import remove, sync, write_text_atomically, writing
 from tessera.evaluation.provenance import provenance
 from tessera.models.saving.beside_weights import CARD
+from tessera.models.saving.loading import model_folder
 from tessera.models.sizes import num_parameters
 from tessera.recipes.recipe import recipe_to_dict
 from tessera.recipes.sections import Recipe
 from tessera.training.checkpoint import Checkpoints, TrainingProgress
 from tessera.training.checkpoint_tensors import SHARDS, WEIGHT, ShardWriter, merge, model_tensors, prefixed
-from tessera.training.corpus import open_corpus
 from tessera.training.distributed import Processes, batch_shape, init_processes, shard
 from tessera.training.fit import stage_plans
 from tessera.training.folder import METRICS, RESULT, Claim, claimed, discard_replaced, saved_steps
-from tessera.training.initial_model import enable_checkpointing, expect_document_ids, expect_start, starting_model
+from tessera.training.initial_model import enable_checkpointing, starting_model
 from tessera.training.loop import Report, train_stages, unreported
 from tessera.training.model_card import RunSummary, write_model_card
 from tessera.training.optimizer import schedule_factor, stage_options
 from tessera.training.run_log import MetricsFile, RunLog, expect_trackers, median_speed, trackers
-from tessera.training.staged_data import open_staged_data
-from tessera.training.training_data import TextData, TrainingData
+from tessera.training.staged_data import open_data
+from tessera.training.training_data import TrainingData
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -106,7 +106,8 @@ def train(
     """
     began = time.time()
     expect_trackers(recipe.training)
-    expect_start(recipe)
+    if recipe.training.initialize_from:
+        model_folder(recipe.training.initialize_from)  # a missing one is said before anything is tokenised
     with ExitStack() as stack:
         processes = stack.enter_context(init_processes())
         batch_shape(recipe.training, processes.count)
@@ -117,8 +118,17 @@ def train(
             processes.wait()  # until the first has written the tokenizer
         saved_tokenizer = not (overwrite and processes.is_first)
         data = open_data(recipe, run, saved_tokenizer=saved_tokenizer, processes=processes)
-        model = _model(recipe, data)
-        checkpoints = _checkpoints(recipe, run, model, data, resume)
+        longest = max(stage.length for stage in recipe.training.stages) * data.segment
+        model = starting_model(recipe, data.tokenizer, data.largest_token, max(longest, recipe.data.context))
+        checkpoints = Checkpoints(
+            run,
+            model,
+            resume=resume,
+            processes=processes,
+            keep=recipe.training.keep_checkpoints,
+            describe=lambda folder: write_model_files(model, data.tokenizer, folder),
+            published=lambda: discard_replaced(run),
+        )
         run_log = RunLog(recipe, data, MetricsFile(run / METRICS), progress, report)
         if claim is not None:
             _begin(claim, checkpoints, run_log)
@@ -133,35 +143,6 @@ def train(
         run_log.summarise(stages)
         data.finish(model)
         return publish_model(recipe, run, model, data, stages, run_log.validated, time.time() - began)
-
-
-def open_data(recipe: Recipe, run: Path, *, saved_tokenizer: bool, processes: Processes) -> TrainingData:
-    """What the recipe trains on. Raises `TesseraError` for data that is missing, unusable or too short."""
-    if recipe.training.curriculum:
-        return open_staged_data(recipe, run, saved_tokenizer=saved_tokenizer, processes=processes)
-    corpus = open_corpus(recipe, run, saved_tokenizer=saved_tokenizer)
-    return TextData(recipe, recipe.data.context, corpus, processes=processes)
-
-
-def _model(recipe: Recipe, data: TrainingData) -> "PreTrainedModel":
-    """The model before its first step."""
-    longest = max(stage.length for stage in recipe.training.stages) * data.segment
-    model = starting_model(recipe, data.tokenizer, data.largest_token, max(longest, recipe.data.context))
-    expect_document_ids(model, recipe)
-    return model
-
-
-def _checkpoints(recipe: Recipe, run: Path, model: "PreTrainedModel", data: TrainingData, resume: bool) -> Checkpoints:
-    """Those in the run's folder, each of which is a model's folder too."""
-    return Checkpoints(
-        run,
-        model,
-        resume=resume,
-        processes=data.processes,
-        keep=recipe.training.keep_checkpoints,
-        describe=lambda folder: write_model_files(model, data.tokenizer, folder),
-        published=lambda: discard_replaced(run),
-    )
 
 
 def _begin(claim: Claim, checkpoints: Checkpoints, run_log: RunLog) -> None:

@@ -20,23 +20,11 @@ class TrainedTask(NamedTuple):
     settings: dict[str, Any]
     longest: int
 
-    @property
-    def task(self) -> QuestionTask:
-        """The task with these settings."""
-        return question_task(self.settings)
-
-
-def run_data(folder: str | Path) -> DataSection | None:
-    """The section `data` of the run in `folder`; None where there is no recipe."""
-    recipe = _recipe(folder)
-    return None if recipe is None else _section(folder, recipe)
-
 
 def trained_task(folder: str | Path) -> TrainedTask | None:
     """The questions that the run in `folder` was trained on; None where it read text, or there is no recipe."""
-    recipe = _recipe(folder)
-    section = None if recipe is None else _section(folder, recipe)
-    if recipe is None or section is None or section.task is None:
+    recipe, section = _recipe_and_data(folder)
+    if section is None or section.task is None:
         return None
     stages = recipe["training"].get("curriculum") or [{}]
     unit = recipe["model"].get("segment_size") or section.context
@@ -50,23 +38,23 @@ def asked_task(folder: str | Path) -> tuple[QuestionTask | None, str]:
     """
     try:
         trained = trained_task(folder)
-        task = None if trained is None else trained.task
+        task = None if trained is None else question_task(trained.settings)
     except TesseraError as error:
         return None, f"was trained on what cannot be read ({error})"
     return task, "" if task is None else f"knows {task.understands}"
 
 
-def _recipe(folder: str | Path) -> dict[str, Any] | None:
+def _recipe_and_data(folder: str | Path) -> tuple[dict[str, Any], DataSection | None]:
+    """The recipe of the run in `folder` and its section `data`; empty, and None, where there is no recipe."""
     path = Path(folder) / RECIPE
-    return read_yaml(path, "recipe") if path.is_file() else None
-
-
-def _section(folder: str | Path, recipe: Any) -> DataSection:
+    if not path.is_file():
+        return {}, None
+    recipe = read_yaml(path, "recipe")
     try:
-        return from_json(DataSection, recipe["data"], "data")
+        return recipe, from_json(DataSection, recipe["data"], "data")
     except (ValueError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise TesseraError(f"{Path(folder) / RECIPE}: cannot be read as a recipe ({reason}).") from None
+        raise TesseraError(f"{path}: cannot be read as a recipe ({reason}).") from None
 
 
 def evaluation_text(
@@ -85,7 +73,7 @@ def evaluation_text(
     Raises:
         TesseraError: no such text, or a folder without a recipe when `data` is None.
     """
-    section = run_data(folder)
+    _, section = _recipe_and_data(folder)
     if section is None and data is None:
         raise TesseraError(f"eval: --data must name text; {folder} is not a run folder with a recipe of its own.")
     if section is None:
@@ -96,26 +84,18 @@ def evaluation_text(
     problems = [f"eval: data.{name} {message}" for name, message in section.problems()]
     if problems:
         raise TesseraError("\n".join(problems))
-    return _text(section, split or section.validation_split, hold_out=data is None)
-
-
-def _text(section: DataSection, split: str, hold_out: bool) -> EvaluationText:
-    """A run without validation text of its own held out the end of its training text."""
-    validation = section.source if section.validation is None else section.validation
-    source = text_source(validation, split, **section.text_options)
-    held_out = hold_out and section.validation is None and not source.has_splits
+    split, validation = split or section.validation_split, section.validation
+    source = text_source(section.source if validation is None else validation, split, **section.text_options)
+    part, held_out = f"{split} split" if source.has_splits else "all of it", 1.0
+    if data is None and validation is None and not source.has_splits:  # the run held out the end of its training text
+        held_out = section.validation_fraction
+        part = f"the last {100 * held_out:g} % of its tokens"
     return EvaluationText(
         source,
-        part=_part(source.has_splits, split, section.validation_fraction if held_out else None),
-        held_out=section.validation_fraction if held_out else 1.0,
+        part=part,
+        held_out=held_out,
         context=section.context,
         document_ids=section.document_ids,
         begin_token=section.begin_token,
         end_token=section.end_token,
     )
-
-
-def _part(has_splits: bool, split: str, fraction: float | None) -> str:
-    if has_splits:
-        return f"{split} split"
-    return "all of it" if fraction is None else f"the last {100 * fraction:g} % of its tokens"

@@ -61,10 +61,6 @@ class MetricsFile:
         with writing(self.path):
             write_text_atomically(self.path, "".join(json.dumps(record) + "\n" for record in kept))
 
-    def skipped_steps(self) -> int:
-        """How many steps were left out until the last line."""
-        return max((record.get("skipped_steps", 0) for record in self.read()), default=0)
-
     def _record(self, number: int, line: bytes) -> dict[str, Any]:
         try:
             record = json.loads(line)

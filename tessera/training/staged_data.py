@@ -26,7 +26,7 @@ from tessera.recipes.sections import Recipe, Stage
 from tessera.tasks.question_answering import QuestionBatch, QuestionTask, question_task
 from tessera.training.corpus import open_corpus
 from tessera.training.distributed import SINGLE_PROCESS, Processes, micro_batches
-from tessera.training.training_data import CorpusData, TrainingData, shared_loss
+from tessera.training.training_data import CorpusData, TextData, TrainingData, shared_loss
 
 LOSS_SHARE = 1e-3  # of a score: between equal shares of right answers the loss decides
 CHECKED = 4  # contexts of each split that the checksum of a task covers
@@ -95,19 +95,21 @@ def recorded_penalties(model: nn.Module) -> Iterator[list[tuple[Tensor, int]]]:
         yield penalties
 
 
-def open_staged_data(
+def open_data(
     recipe: Recipe, run: Path, *, saved_tokenizer: bool, processes: Processes = SINGLE_PROCESS
-) -> StagedData:
-    """The task of the recipe, else its text; `saved_tokenizer`: see `open_corpus`.
+) -> TrainingData:
+    """What the recipe trains on, its task or its text; `saved_tokenizer`: see `open_corpus`.
 
     Raises `TesseraError`: an unknown task, a setting that it does not have, text that is missing or too short.
     """
     segment = recipe.model.get("segment_size", recipe.data.context)
-    if recipe.data.task is None:
-        corpus = open_corpus(recipe, run, saved_tokenizer=saved_tokenizer)
-        data: StagedData = StagedText(recipe, segment, corpus, processes=processes)
+    if recipe.data.task is not None:
+        data: StagedData = StagedQuestions(recipe, segment, question_task(recipe.data.task), processes=processes)
     else:
-        data = StagedQuestions(recipe, segment, question_task(recipe.data.task), processes=processes)
+        corpus = open_corpus(recipe, run, saved_tokenizer=saved_tokenizer)
+        if not recipe.training.curriculum:
+            return TextData(recipe, recipe.data.context, corpus, processes=processes)
+        data = StagedText(recipe, segment, corpus, processes=processes)
     for stage in recipe.training.curriculum:
         data.require(stage)
     return data
@@ -121,11 +123,8 @@ class StagedText(CorpusData, StagedData):
         """Both texts must hold a window."""
         if stage.settings:
             raise TesseraError("training.curriculum: settings is of questions (data.task); this recipe trains on text.")
-        for split, what in (
-            (self.corpus.training, "the training text"),
-            (self.corpus.validation, "the validation text"),
-        ):
-            split.require(stage.length * self.segment, what)
+        self.corpus.training.require(stage.length * self.segment, "the training text")
+        self.corpus.validation.require(stage.length * self.segment, "the validation text")
 
     def part_losses(self, model: nn.Module, stage: Stage, number: int, step: int) -> list[Callable[[], Tensor]]:
         """The losses of all tokens of the batch, a function for each part of it."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from tessera.base.precision import autocast
-from tessera.data.windows import TrainingWindows, ValidationWindows, stacked
+from tessera.data.windows import Split, TrainingWindows, ValidationWindows, stacked
 from tessera.evaluation.loss import LossByPosition, bits_per_byte, loss_by_position
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.recipes.sections import Recipe, Stage
@@ -87,13 +87,18 @@ class CorpusData(TrainingData):
         return self.corpus.tokenizer
 
     def checksums(self) -> dict[str, dict[str, Any]]:
-        """The corpus's."""
-        return self.corpus.checksums()
+        """Those of the token stores."""
+        texts = {name: split.store.description for name, split in self._splits.items()}
+        return {name: {"tokens": text.num_tokens, "checksums": list(text.checksums)} for name, text in texts.items()}
 
     @property
     def largest_token(self) -> int:
-        """The corpus's."""
-        return self.corpus.largest_token
+        """Of both texts."""
+        return max(split.store.description.largest_token for split in self._splits.values())
+
+    @property
+    def _splits(self) -> dict[str, Split]:
+        return {"training": self.corpus.training, "validation": self.corpus.validation}
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from tessera.generation.sampling import Sampling
 from tessera.memory_files.answering import answer
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.ops.linear_cross_entropy import IGNORED
-from tessera.papers.babilong import BABILong
 from tessera.papers.babilong.asking import answered, shots_of
 from tessera.papers.babilong.benchmark import TextSample, published_match
 from tessera.papers.babilong.stories import examples_of, facts_of, labels
+from tessera.papers.babilong.task import BABILong
 from tessera.papers.babilong.vocabulary import pretrained
 from tessera.training.staged_data import task_tokenizer
 from tests.tasks.cases import case_of

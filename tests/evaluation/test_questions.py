@@ -15,8 +15,8 @@ from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.lstm import LSTMConfig, LSTMState
 from tessera.models.memory_mosaic import MemoryMosaicConfig
 from tessera.ops.linear_cross_entropy import IGNORED
-from tessera.papers.babilong import BABILong
 from tessera.papers.babilong.stories import PEOPLE, world_after
+from tessera.papers.babilong.task import BABILong
 from tessera.papers.babilong.vocabulary import decode
 from tessera.tasks.question_answering import QuestionBatch
 from tests.covering import each_value

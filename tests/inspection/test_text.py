@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tessera.data.tokenizers import byte_tokenizer, train_bpe
 from tessera.inspection.text import UNFINISHED, TokenTexts
-from tessera.papers.babilong import BABILong
+from tessera.papers.babilong.task import BABILong
 from tessera.training.staged_data import task_tokenizer
 from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
 

@@ -13,7 +13,7 @@ from tessera.memory_files.answering import Answer
 from tessera.memory_files.certainty import Certainty, features, fitted, measured
 from tessera.memory_files.citations import Citation
 from tessera.ops.linear_cross_entropy import IGNORED
-from tessera.papers.babilong import BABILong
+from tessera.papers.babilong.task import BABILong
 
 
 def example(separation, questions=64):

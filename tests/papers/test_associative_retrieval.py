@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tessera.models.small_models import ModelSize
-from tessera.papers.associative_retrieval import AssociativeRetrieval, capacity
 from tessera.papers.associative_retrieval.report import EXPERIMENT, curves, numbers_kept
 from tessera.papers.associative_retrieval.run import (
     BUDGETS,
@@ -21,6 +20,7 @@ from tessera.papers.associative_retrieval.run import (
     memory_norms,
     stage,
 )
+from tessera.papers.associative_retrieval.task import AssociativeRetrieval, capacity
 from tessera.papers.experiment import Record, RunSelection
 from tessera.recipes.sections import Curriculum
 from tessera.tasks.task import generator_of

@@ -5,7 +5,7 @@ import torch
 
 from tessera.base.errors import TesseraError
 from tessera.ops.linear_cross_entropy import IGNORED
-from tessera.papers.associative_retrieval import AssociativeRetrieval, capacity, capacity_error
+from tessera.papers.associative_retrieval.task import AssociativeRetrieval, capacity, capacity_error
 from tessera.tasks.task import TokenExamples
 from tests.tasks.cases import case_of
 

@@ -7,7 +7,6 @@ from random import Random
 import pytest
 
 from tessera.base.errors import TesseraError
-from tessera.papers.document_qa import DocumentQA
 from tessera.papers.document_qa.prompting import (
     DocumentQuestion,
     QuestionFile,
@@ -16,7 +15,7 @@ from tessera.papers.document_qa.prompting import (
     read_questions,
     write_prompt,
 )
-from tessera.papers.document_qa.task import NUM_NAMES, names, write_document
+from tessera.papers.document_qa.task import NUM_NAMES, DocumentQA, names, write_document
 from tests.tasks.cases import case_of
 
 FRANCE = [{"text": "France"}, {"text": "France"}, {"text": "in France"}]

@@ -8,8 +8,8 @@ import torch
 from tessera.models.sizes import num_parameters
 from tessera.papers.curves import learning_curve
 from tessera.papers.experiment import Record, RunSelection
-from tessera.papers.induction import Induction
 from tessera.papers.induction.report import EXPERIMENT, SCORED_AT_ONCE, accuracies, build, scores_of
+from tessera.papers.induction.task import Induction
 from tessera.training.fit import FitOptions, fit
 
 

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import one_hot
 
 from tessera.base.errors import TesseraError
-from tessera.papers.induction import Induction, InductionDetails, shakespeare_bigrams
+from tessera.papers.induction.task import Induction, InductionDetails, shakespeare_bigrams
 from tessera.tasks.task import TokenExamples
 
 

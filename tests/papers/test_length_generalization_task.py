@@ -9,8 +9,7 @@ import torch
 from tessera.base.errors import TesseraError
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
 from tessera.ops.linear_cross_entropy import IGNORED
-from tessera.papers.length_generalization import MultiQueryRecall, Reverse, Sort
-from tessera.papers.length_generalization.task import distinct, num_pairs, vocabularies
+from tessera.papers.length_generalization.task import MultiQueryRecall, Reverse, Sort, distinct, num_pairs, vocabularies
 from tests.tasks.cases import case_of
 
 SMALL = MultiQueryRecall(length=40, spread=20, num_symbols=16, num_words=50)

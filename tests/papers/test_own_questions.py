@@ -7,8 +7,8 @@ import pytest
 
 from tessera.base.errors import TesseraError
 from tessera.ops.linear_cross_entropy import IGNORED
-from tessera.papers.babilong import BABILong
 from tessera.papers.babilong.own_questions import OwnQuestions
+from tessera.papers.babilong.task import BABILong
 from tessera.papers.babilong.vocabulary import decode
 from tessera.tasks.question_answering import NOT_IN_TEXT
 from tests.tasks.cases import answer_to_text

@@ -8,7 +8,7 @@ from tessera.data.tokenizers import byte_tokenizer
 from tessera.memory_files import Memory
 from tessera.memory_files.answering import Answer
 from tessera.ops.linear_cross_entropy import IGNORED
-from tessera.papers.passwords import Passwords, task
+from tessera.papers.passwords import task
 from tessera.papers.passwords.demo import (
     QUESTIONS,
     WITHOUT,
@@ -17,6 +17,7 @@ from tessera.papers.passwords.demo import (
     hidden_passwords,
     read_with_passwords,
 )
+from tessera.papers.passwords.task import Passwords
 from tests.memory_files.models import make
 
 

@@ -16,7 +16,14 @@ from tessera.data.tokenizers import byte_tokenizer
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
 from tessera.models.transformer import transformer_config
 from tessera.papers.document_qa.prompting import DocumentQuestion, QuestionFile, document_scores
-from tessera.papers.many_shot.prompting import LabelledTexts, episode_shares, many_shot_scores, request_of, requests_of
+from tessera.papers.many_shot.prompting import (
+    LabelledTexts,
+    episode_answers,
+    many_shot_scores,
+    request_of,
+    requests_of,
+    shares_of,
+)
 from tessera.papers.many_shot.prompts import DELIMITERS, TEMPLATES, Example, Template, draw_episode
 
 TOKENIZER = byte_tokenizer()
@@ -71,7 +78,8 @@ def test_the_greedy_label_is_exact_up_to_the_end_of_its_line():
         episode = draw_episode(GROUPS, GROUPS, list(GROUPS), 1, "fixed", False, Random(0))
         queries = tuple(GROUPS[name][5]._replace(text="x") for name in ("sad", "happy"))
         template, alone = Template("", "", "category"), replace(episode, demonstrations=(), queries=queries)
-        shares = episode_shares(model, alone, partial(requests_of, model, TOKENIZER, template, alone, "space"), 4)
+        ask = partial(requests_of, model, TOKENIZER, template, alone, "space")
+        shares = shares_of(alone, episode_answers(model, alone, ask, 4))
         prompt = template.prompt((), queries[0], "space")
         written = model.generate(torch.tensor([TOKENIZER(prompt)["input_ids"]]), max_new_tokens=7, do_sample=False)
         text = TOKENIZER.decode(written[0]).removeprefix(prompt).split("\n")[0].strip()

@@ -10,9 +10,9 @@ from tessera.base.dataclass_io import to_json
 from tessera.base.errors import TesseraError
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.papers.experiment import Record, RunContext, RunSelection
-from tessera.papers.regbench import RegBench
 from tessera.papers.regbench.report import EXPERIMENT, longest_trainings, tables
 from tessera.papers.regbench.run import Batches, loss_by_block, mean_loss, scores_of
+from tessera.papers.regbench.task import RegBench
 from tests.tasks.cases import VARIANTS
 
 SMALL = VARIANTS["regbench"][1]

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from tessera.base.errors import TesseraError
-from tessera.papers.regbench import RegBench
-from tessera.papers.regbench.task import canonical, ngram_log_probabilities, random_automaton
+from tessera.papers.regbench.task import RegBench, canonical, ngram_log_probabilities, random_automaton
 from tests.tasks.cases import VARIANTS, case_of
 
 SMALL = VARIANTS["regbench"][1]

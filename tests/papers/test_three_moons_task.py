@@ -11,11 +11,11 @@ from tessera.papers.three_moons.task import (
     HELD_OUT,
     STEP,
     TRAINING,
+    MoonExamples,
     ThreeMoons,
     common_period,
     deviation,
     positions_of,
-    skill,
 )
 from tests.golden_files import load
 from tests.tasks.cases import case_of
@@ -78,4 +78,6 @@ def test_scores_follow_their_formula():
     future = torch.tensor([[[0.0, 1.0], [1.0, 0.0]]])
     error = deviation(future + torch.tensor([[0.1], [0.3]]), future)
     torch.testing.assert_close(error, torch.tensor([0.2]))
-    torch.testing.assert_close(skill(error), 1 - error * torch.pi / 2)
+    examples = MoonExamples(future, future, torch.ones(1, 3), torch.zeros(1))
+    scores = ThreeMoons().scores(future + torch.tensor([[0.1], [0.3]]), examples)
+    torch.testing.assert_close(scores, {"skill": 1 - error * torch.pi / 2, "error": error})

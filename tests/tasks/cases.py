@@ -8,23 +8,20 @@ from random import Random
 import torch
 from torch.nn.functional import one_hot, pad
 
-from tessera.papers.associative_retrieval import AssociativeRetrieval
-from tessera.papers.babilong import BABILong
+from tessera.papers.associative_retrieval.task import AssociativeRetrieval
 from tessera.papers.babilong import stories as babi
 from tessera.papers.babilong.own_questions import OwnQuestions
+from tessera.papers.babilong.task import BABILong
 from tessera.papers.babilong.vocabulary import decode
-from tessera.papers.document_qa import DocumentQA
 from tessera.papers.document_qa import task as documents
-from tessera.papers.induction import Induction
-from tessera.papers.length_generalization import MultiQueryRecall, Reverse, Sort
-from tessera.papers.length_generalization.task import PAIR_SEPARATOR, QUERY_SEPARATOR
-from tessera.papers.many_shot import ManyShot
-from tessera.papers.many_shot.task import _classes_by_text
-from tessera.papers.passwords import Passwords
+from tessera.papers.document_qa.task import DocumentQA
+from tessera.papers.induction.task import Induction
+from tessera.papers.length_generalization.task import PAIR_SEPARATOR, QUERY_SEPARATOR, MultiQueryRecall, Reverse, Sort
+from tessera.papers.many_shot.task import ManyShot, _classes_by_text
 from tessera.papers.passwords import task as passwords
-from tessera.papers.regbench import RegBench
-from tessera.papers.three_moons import ThreeMoons
-from tessera.papers.three_moons.task import positions_of
+from tessera.papers.passwords.task import Passwords
+from tessera.papers.regbench.task import RegBench
+from tessera.papers.three_moons.task import ThreeMoons, positions_of
 from tessera.tasks.question_answering import NOT_IN_TEXT
 from tessera.testing import TaskCase
 

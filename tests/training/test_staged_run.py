@@ -273,7 +273,7 @@ def test_only_writes_with_a_gradient_cost(recipe_of, tmp_path):
     changes = (STRETCH, "model.gate_penalty=10.0", "model.base.num_layers=2")
     recipe = recipe_of(QUESTIONS, f"training.curriculum=[{stages}]", *changes)
     stage = recipe.training.curriculum[0]
-    data = staged_data.open_staged_data(recipe, tmp_path, saved_tokenizer=False)
+    data = staged_data.open_data(recipe, tmp_path, saved_tokenizer=False)
     model = starting_model(recipe, data.tokenizer, context=4 * 32)
     openings = []
     for memory in model.memories:
@@ -295,7 +295,7 @@ def test_without_a_write_there_is_no_cost(recipe_of, tmp_path):
     stages = "training.curriculum=[{length: 1, steps: 1}]"
     recipe = recipe_of(QUESTIONS, stages, STRETCH, penalty, "model.segment_size=64")
     stage = recipe.training.curriculum[0]
-    data = staged_data.open_staged_data(recipe, tmp_path, saved_tokenizer=False)
+    data = staged_data.open_data(recipe, tmp_path, saved_tokenizer=False)
     model = starting_model(recipe, data.tokenizer, context=64)
     (loss,) = data.losses(model, stage, 0, 0)
     assert torch.equal(loss, prediction_loss(data, model, stage, 0, 0))
@@ -330,7 +330,7 @@ def test_a_threshold_holds_from_its_stage_on_also_after_a_stop(recipe_of, tmp_pa
 def test_a_threshold_holds_without_a_run_folder_too(recipe_of, tmp_path):
     stages = "{length: 2, min_length: 2, steps: 1, model: {strength_threshold: 0.6}}"
     recipe = recipe_of(QUESTIONS, f"training.curriculum=[{stages}]")
-    data = staged_data.open_staged_data(recipe, tmp_path, saved_tokenizer=False)
+    data = staged_data.open_data(recipe, tmp_path, saved_tokenizer=False)
     model = starting_model(recipe, data.tokenizer, context=64)
     fit.train_stages_of(model, recipe, data, tmp_path, lambda share, note: None)
     assert [memory.gate.threshold for memory in model.memories] == [0.6]

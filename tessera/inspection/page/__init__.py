@@ -6,6 +6,7 @@ import hashlib
 import html
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 
 from tessera.base.arguments import explain_all
-from tessera.base.errors import TesseraError, expect
-from tessera.base.files import write_text_atomically
+from tessera.base.errors import expect
+from tessera.base.files import is_marked, write_text_atomically, writing
 from tessera.inspection.trace import MemoryTrace, SegmentTrace, StoredMemory, Trace
 
 HERE = Path(__file__).parent
@@ -36,19 +37,13 @@ def write_page(path: str | Path, traces: Sequence[Trace], titles: Sequence[str])
     """
     expect(bool(traces) and len(traces) == len(titles), "write_page", "traces", "come with one title each", len(titles))
     text = page_of(traces, titles)
-    try:
+    with writing(path, "the page"):
         write_text_atomically(Path(path), text)
-    except OSError as error:
-        raise TesseraError(f"{path}: the page cannot be written ({error.strerror}).") from None
 
 
 def is_page(path: Path) -> bool:
     """Whether `path` is a file that `write_page` wrote."""
-    try:
-        with path.open("rb") as file:
-            return HEAD.encode() in file.read(1000)
-    except OSError:
-        return False
+    return is_marked(path, HEAD)
 
 
 def page_of(traces: Sequence[Trace], titles: Sequence[str]) -> str:
@@ -63,12 +58,9 @@ def page_of(traces: Sequence[Trace], titles: Sequence[str]) -> str:
         "DATA": _packed(traces, titles),
     }
     page = (HERE / "page.html").read_text(encoding="utf-8")
-    chunks = page.split("{{")  # filled in one pass, so that data cannot be taken for a placeholder
-    filled = [chunks[0]]
-    for chunk in chunks[1:]:
-        name, rest = chunk.split("}}", 1)
-        filled += [parts[name], rest]
-    return "".join(filled).encode("utf-8", "replace").decode("utf-8")
+    # Filled in one pass, so that data cannot be taken for a placeholder.
+    page = re.sub(r"{{(\w+)}}", lambda placeholder: parts[placeholder[1]], page)
+    return page.encode("utf-8", "replace").decode("utf-8")
 
 
 def notebook_html(trace: Trace) -> str:

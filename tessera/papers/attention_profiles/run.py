@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from tessera.data.windows import Split, ValidationWindows
+from tessera.evaluation.loss import loss_by_position
 from tessera.inspection import recall_weights
 from tessera.models.saving.loading import load_model
 from tessera.models.sizes import num_parameters
@@ -184,22 +184,12 @@ def _measured(
     profile = mean_profile(model, texts, lambda done: context.report(1.0, f"{length} tokens, text {done}"))
     return {
         "texts": len(texts),
-        "loss": _last_loss(model, texts, settings.context),
+        # Of the last `context` - 1 tokens of each text, nats per token.
+        "loss": float(loss_by_position(model, texts, 1).by_position()[1 - settings.context :].mean()),
         "profile": [[float(f"{weight:.{DIGITS}g}") for weight in head] for head in profile.tolist()],
         "widths": list(map(recent_peak_width, profile)),
         "mean": describe(profile.mean(0), settings.context),
     }
-
-
-@torch.no_grad()
-def _last_loss(model: PreTrainedModel, texts: ValidationWindows, context: int) -> float:
-    """Nats per token of the last `context` - 1 tokens of each text."""
-    total = 0.0
-    for number in range(len(texts)):
-        ids = texts[number]["input_ids"][None].to(model.device)
-        logits = model(input_ids=ids, use_cache=False, logits_to_keep=context).logits[0]
-        total += float(cross_entropy(logits[:-1].float(), ids[0, -context + 1 :]))
-    return total / len(texts)
 
 
 def _leaks(model: PreTrainedModel) -> list[float]:

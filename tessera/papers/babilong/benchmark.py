@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tessera.base.errors import TesseraError
+from tessera.base.errors import TesseraError, expect_text
 from tessera.base.files import write_text_atomically, writing
 from tessera.data.text_files import text_of_file
 from tessera.papers.babilong.stories import LENGTHS, labels
@@ -50,15 +50,13 @@ def read_samples(path: Path, names: Sequence[str] = FIELDS) -> list[TextSample]:
     return [TextSample(*(row[name] for name in names)) for row in rows]
 
 
-def _is_text(value: object) -> bool:
+def _is_text(value: Any) -> bool:
     """Whether it is a string with something in it that can be written as UTF-8 (a lone surrogate cannot)."""
-    if not isinstance(value, str) or not value.strip():
-        return False
     try:
-        value.encode()
-    except UnicodeEncodeError:
+        expect_text(value, "sample")
+    except TesseraError:
         return False
-    return True
+    return bool(value.strip())
 
 
 def exact_match(output: str, target: str) -> bool:

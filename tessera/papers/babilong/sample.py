@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import cycle
+from itertools import accumulate, compress, cycle
 from pathlib import Path
 from random import Random
 
@@ -175,26 +175,20 @@ class Context:
     positions: tuple[int, ...]
     lookalikes: Lookalikes | None = None
 
-    @property
-    def length(self) -> int:
-        """Tokens."""
-        noise = sum(len(span.tokens(0, span.num_sentences)) for span in self.spans)
-        return noise + sum(len(fact) for fact in self.facts)
-
-    def pieces(self) -> Iterator[np.ndarray]:
-        """The tokens from first to last, in pieces of at most a book."""
+    def pieces(self) -> Iterator[tuple[np.ndarray, bool]]:
+        """The tokens from first to last, in pieces of at most a book, each a fact or none."""
         pending, before = list(zip(self.positions, self.facts)), 0
         for span in self.spans:
             begin = 0
             while pending and pending[0][0] < before + span.num_sentences:
                 place, fact = pending.pop(0)
-                yield self._noise(span, begin, place - before, before)
-                yield fact
+                yield self._noise(span, begin, place - before, before), False
+                yield fact, True
                 begin = place - before
-            yield self._noise(span, begin, span.num_sentences, before)
+            yield self._noise(span, begin, span.num_sentences, before), False
             before += span.num_sentences
         for _, fact in pending:
-            yield fact
+            yield fact, True
 
     def _noise(self, span: Span, begin: int, end: int, before: int) -> np.ndarray:
         tokens = span.tokens(begin, end)
@@ -202,24 +196,16 @@ class Context:
 
     def fact_ends(self) -> list[int]:
         """How many tokens stand up to the end of each fact."""
-        ends: list[int] = []
-        place = 0
-        for piece in self.pieces():
-            place += len(piece)
-            if len(ends) < len(self.facts) and piece is self.facts[len(ends)]:
-                ends.append(place)
-        return ends
+        lengths, are_facts = zip(*((len(piece), is_fact) for piece, is_fact in self.pieces()))
+        return list(compress(accumulate(lengths), are_facts))
 
     def is_fact(self) -> np.ndarray:
         """(T,): whether each token belongs to a fact."""
-        marks = np.zeros(self.length, dtype=bool)
-        for end, fact in zip(self.fact_ends(), self.facts):
-            marks[end - len(fact) : end] = True
-        return marks
+        return np.concatenate([np.full(len(piece), is_fact) for piece, is_fact in self.pieces()])
 
     def tokens(self) -> np.ndarray:
         """All of them."""
-        return np.concatenate([*self.pieces(), np.empty(0, dtype=np.int32)])
+        return np.concatenate([piece for piece, _ in self.pieces()])
 
 
 @dataclass(frozen=True)

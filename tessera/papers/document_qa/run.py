@@ -4,8 +4,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from transformers import PreTrainedModel
-
 from tessera.models.sizes import num_parameters
 from tessera.papers.document_qa.task import FULL_WORDING, DocumentQA
 from tessera.papers.experiment import Run, RunContext, RunSelection
@@ -161,22 +159,15 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
     model = small_model(settings, settings.model, vocab_size=vocab_size, max_positions=16 * settings.span)
     model.to(context.device)
 
+    def scores(lengths: tuple[int, ...]) -> dict[str, list[float]]:
+        """Length -> mean, standard error over samples and count of the share of right answers."""
+        tested = (settings.test_tokens, settings.test_samples, context.device)
+        estimates = {n: held_out_scores(model, settings.task_at(n), n, *tested) for n in lengths}
+        return {str(length): list(of_length["exact_match"]) for length, of_length in estimates.items()}
+
     def test(stage: str) -> dict[str, Any]:
         """The scores after a stage; none after the early ones."""
         lengths = {"training": settings.test_lengths, "tuning": settings.tuned_test_lengths}.get(stage)
-        return scores_of_memories(model, partial(_scores, model, settings, lengths, context)) if lengths else {}
+        return scores_of_memories(model, partial(scores, lengths)) if lengths else {}
 
     return {"parameters": num_parameters(model), **train_stages(model, settings.stages(), context, test)}
-
-
-def _scores(
-    model: PreTrainedModel, settings: DocumentSettings, lengths: tuple[int, ...], context: RunContext
-) -> dict[str, list[float]]:
-    """Length -> mean, standard error over samples and count of the share of right answers."""
-    fewest, most = settings.test_samples
-    scores = {}
-    for length in lengths:
-        count = max(fewest, min(most, settings.test_tokens // length))
-        estimates = held_out_scores(model, settings.task_at(length), count, length, context.device)
-        scores[str(length)] = list(estimates["exact_match"])
-    return scores

@@ -64,9 +64,9 @@ Row = tuple[str, int]  # name and blocks
 Rows = Mapping[Row, Sequence[Record]]
 
 
-def by_row(records: Mapping[str, Record], part: str = MAIN) -> dict[Row, list[Record]]:
-    """The records of one part by name and blocks, in the order of tables; each row by seed, at its best rate."""
-    of_part = {key: record for key, record in records.items() if record.configuration.part == part}
+def by_row(records: Mapping[str, Record]) -> dict[Row, list[Record]]:
+    """The records but for searches by name and blocks, in the order of tables; each row by seed, at its best rate."""
+    of_part = {key: record for key, record in records.items() if record.configuration.part == MAIN}
     rows = grouped(of_part, lambda settings: (settings.name, settings.num_layers))
     order = sorted(rows, key=lambda row: (list(NAMES).index(row[0]), row[1]))
     return {row: at_best_rate(rows[row]) for row in order}

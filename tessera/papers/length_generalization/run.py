@@ -9,7 +9,7 @@ from torch import nn
 from tessera.memories.contextual import ContextualMemory
 from tessera.models.sizes import num_parameters
 from tessera.papers.experiment import Run, RunContext, RunSelection
-from tessera.papers.length_generalization import MultiQueryRecall, Reverse, Sort, SourceTargetTask
+from tessera.papers.length_generalization.task import MultiQueryRecall, Reverse, Sort, SourceTargetTask
 from tessera.papers.task_stage import TaskStage, held_out_scores, small_model, train_stages
 from tessera.tasks.task import TASKS
 from tessera.training.fit import FitOptions
@@ -151,9 +151,7 @@ def evaluate(model: nn.Module, settings: LengthSettings, factor: float, device: 
     """Mean, standard error and count at `factor` times the test length, of each score that two examples have."""
     task = settings.task_at(factor)
     width = task.sample(1, 0, "test").tokens.shape[1]
-    fewest, most = settings.test_examples
-    count = max(fewest, min(most, settings.test_tokens // width))
-    estimates = held_out_scores(model, task, count, width, device)
+    estimates = held_out_scores(model, task, width, settings.test_tokens, settings.test_examples, device)
     return {name: list(estimate) for name, estimate in estimates.items() if estimate.count > 1}
 
 

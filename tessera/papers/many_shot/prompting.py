@@ -138,13 +138,6 @@ def shares_of(episode: Episode, answers: Sequence[Answered]) -> dict[str, float]
     return {"exact_match": exact / len(answers), "likeliest_label": likeliest / len(answers)}
 
 
-def episode_shares(
-    model: "PreTrainedModel", episode: Episode, ask: Callable[[Example], list[Request]], batch_size: int
-) -> dict[str, float]:
-    """`shares_of` the answers of one context."""
-    return shares_of(episode, episode_answers(model, episode, ask, batch_size))
-
-
 def over_contexts(shares: Sequence[Mapping[str, float]]) -> dict[str, Estimate]:
     """Each score: the mean over contexts, whose queries are not independent."""
     return {name: estimate(torch.tensor([share[name] for share in shares], dtype=torch.float64)) for name in shares[0]}
@@ -154,7 +147,7 @@ def requests_of(
     model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", template: Template, episode: Episode,
     delimiter: str, query: Example,
 ) -> list[Request]:  # fmt: skip
-    """What is asked about one query: see `episode_shares`."""
+    """What is asked about one query: see `episode_answers`."""
     prompt, between = template.prompt(episode.demonstrations, query, delimiter), DELIMITERS[delimiter]
     answers = [*(f"{between}{label}" for label in episode.labels), f"{between}{query.label}\n"]
     return [request_of(model, tokenizer, prompt, answer) for answer in answers]

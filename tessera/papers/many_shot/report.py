@@ -38,9 +38,7 @@ def best(records: Mapping[str, Record], score: str) -> list[Curve]:
 
 def _scores(records: Mapping[str, Record]) -> dict[str, list[dict]]:
     """Row -> the scores of each seed, rows in the order of the tables."""
-    rows: dict[str, list[dict]] = {}
-    for record in _in_order(records):
-        rows.setdefault(NAMES[record.configuration.model], []).append(record.outcome["scores"])
+    rows = {NAMES[model]: [r.outcome["scores"] for r in seeds] for model, seeds in by_model(records, NAMES).items()}
     off = [r.outcome["without_long_term_memory"] for r in _in_order(records) if "without_long_term_memory" in r.outcome]
     return {**rows, WITHOUT_LONG_TERM: off} if off else rows
 

@@ -9,9 +9,9 @@ from transformers import PreTrainedModel
 from tessera.evaluation.continuations import Request
 from tessera.models.sizes import num_parameters
 from tessera.papers.experiment import Run, RunContext, RunSelection
-from tessera.papers.many_shot import ManyShot
-from tessera.papers.many_shot.prompting import episode_shares, over_contexts
+from tessera.papers.many_shot.prompting import episode_answers, over_contexts, shares_of
 from tessera.papers.many_shot.prompts import DELIMITERS, STRATEGIES, Episode, Example
+from tessera.papers.many_shot.task import ManyShot
 from tessera.papers.task_stage import TEST_SEED, EarlyStage, TaskStage, scores_of_memories, small_model, train_stages
 from tessera.training.fit import FitOptions
 
@@ -121,7 +121,8 @@ def evaluate(model: PreTrainedModel, settings: ManyShotSettings, context: RunCon
             context.report(1.0, f"testing {shots} shots ({strategy})")
             task = settings.tested_task(shots, strategy)
             episodes = task.episodes(settings.contexts, TEST_SEED, "test", settings.queries)
-            shares = [episode_shares(model, e, partial(_requests, task, e), settings.queries) for e in episodes]
+            answers = [episode_answers(model, e, partial(_requests, task, e), settings.queries) for e in episodes]
+            shares = list(map(shares_of, episodes, answers))
             scores.setdefault(str(shots), {})[strategy] = {n: list(v) for n, v in over_contexts(shares).items()}
     return scores
 

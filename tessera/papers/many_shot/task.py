@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tessera.base.errors import expect
 from tessera.ops.linear_cross_entropy import IGNORED
+from tessera.papers.babilong.vocabulary import token_of
 from tessera.papers.many_shot import prompts
 from tessera.tasks.task import SPLITS, TASKS, Task, TokenExamples
 
@@ -92,9 +93,7 @@ class ManyShot(Task):
 
     def label(self, label: str) -> int:
         """The token of a label."""
-        token = self.vocabulary.token_to_id(label)
-        assert token is not None, f"{label!r} is no token"
-        return token
+        return token_of(self.vocabulary, label)
 
     def prompt(self, episode: prompts.Episode, query: prompts.Example) -> list[int]:
         """The tokens of one context with one of its queries, up to the query's label."""

@@ -1,5 +1,1 @@
 """Passwords hidden in books: the task, and the demo that trains a mosaic on it and asks it about two novels."""
-
-from tessera.papers.passwords.task import Passwords
-
-__all__ = ["Passwords"]

@@ -29,6 +29,7 @@ from tessera.memory_files.memory import Memory
 from tessera.memory_files.page import write_page
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.papers.babilong.asking import read_planted
+from tessera.papers.curves import new_figure
 from tessera.papers.passwords.task import FACT, PEOPLE, QUESTION, WORDS
 from tessera.recipes.recipe import read_recipe
 from tessera.training.folder import is_unfinished_run_of
@@ -186,12 +187,10 @@ def answers(memory: Memory, hidden: Sequence[Hidden]) -> Iterator[AnsweredQuesti
 def draw(path: Path, memory: Memory, rows: Sequence[AnsweredQuestion]) -> None:
     """For each memory a panel: a line for each question, dots where it recalled tokens of the books, a ring around the
     hidden sentence. The area of a dot is the share of what the memory recalled."""
-    from matplotlib.figure import Figure
-
     sizes = np.array([len(document.tokens) for document in memory.documents])
     ends = sizes.cumsum()
     names = list(rows[0].recalled)
-    figure = Figure(figsize=(9, 1.2 + 2.6 * len(names)), layout="constrained")
+    figure = new_figure(9, 1.2 + 2.6 * len(names))
     panels = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
     of_book = {document.name: number for number, document in enumerate(memory.documents)}
     for layer, (panel, name) in enumerate(zip(panels, names), 1):

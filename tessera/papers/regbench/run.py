@@ -14,8 +14,7 @@ from tessera.base.precision import autocast, resolve_precision
 from tessera.evaluation.loss import loss_by_position
 from tessera.models.sizes import num_parameters
 from tessera.papers.experiment import PAPER_KERNELS, Run, RunContext, RunSelection
-from tessera.papers.regbench import RegBench
-from tessera.papers.regbench.task import ngram_log_probabilities
+from tessera.papers.regbench.task import RegBench, ngram_log_probabilities
 from tessera.papers.task_stage import small_model
 from tessera.tasks.task import Estimate, TokenExamples, estimate
 from tessera.training.fit import FitOptions, fit

@@ -249,9 +249,8 @@ def evaluate(
     errors_of = {}
     for name, periods in evaluation.triples.items():
         context.report(1.0, f"evaluation, {name} triple")
-        first, second, third = periods  # a list, where they were stored
-        task = ThreeMoons(evaluation.contexts, evaluation.horizon, (first, second, third))
-        examples = task.sample(evaluation.sequences, 0, "train" if tuple(periods) in TRAINING else "test")
+        task = ThreeMoons(evaluation.contexts, evaluation.horizon, periods)
+        examples = task.sample(evaluation.sequences, 0, "train" if periods in TRAINING else "test")
         x = torch.cat([examples.observations, examples.future], 1)
         measure = repetition_errors if memory is None else partial(continuation_errors, memory)
         errors = measure(x, evaluation.horizon).double()

@@ -118,7 +118,7 @@ class ThreeMoons(Task):
     def scores(self, predictions: Tensor, examples: MoonExamples) -> dict[str, Tensor]:
         """`error`, the mean absolute deviation, and `skill`: 1 for none, 0 for that of the mean position."""
         error = deviation(predictions, examples.future)
-        return {"skill": skill(error), "error": error}
+        return {"skill": 1 - error / MEAN_MODULUS, "error": error}
 
 
 def positions_of(periods: Tensor, start: Tensor, length: int) -> Tensor:
@@ -134,8 +134,3 @@ def positions_of(periods: Tensor, start: Tensor, length: int) -> Tensor:
 def deviation(predictions: Tensor, future: Tensor) -> Tensor:
     """Mean absolute deviation over steps and coordinates: (..., horizon, 6) twice -> (...)."""
     return (predictions - future).abs().mean((-2, -1))
-
-
-def skill(error: Tensor) -> Tensor:
-    """What a deviation is worth: 1 for none, 0 for that of the mean position."""
-    return 1 - error / MEAN_MODULUS
