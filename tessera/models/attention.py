@@ -96,6 +96,7 @@ def learn_alpha(
         raise TesseraError(f"learn_alpha: kernel must be entmax; got {kernel.name!r}.")
     model.set_attn_implementation(ENTMAX)
     setattr(config, LEARNED, kernel.to_config())
+    config.attn_implementation = ENTMAX  # saved with the others: transformers would load the model with softmax
     heads: dict[nn.Module, int] = {}
     _HEADS.append(heads)
     try:

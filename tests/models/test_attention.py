@@ -233,6 +233,7 @@ def test_heads_with_alphas_of_their_own(family, tmp_path):
     model.float().save_pretrained(tmp_path)
     loaded = load_model(tmp_path)
     torch.testing.assert_close(loaded(ids()).logits, model(ids()).logits, rtol=0, atol=1e-6)
-    unread = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="tessera_entmax")
-    with pytest.raises(TesseraError, match="must be read from its folder"):
-        unread(ids())
+    for options in ({}, {"attn_implementation": "tessera_entmax"}):
+        unread = AutoModelForCausalLM.from_pretrained(tmp_path, **options)
+        with pytest.raises(TesseraError, match="must be read from its folder"):
+            unread(ids())
