@@ -80,7 +80,11 @@ class Kernel(ABC):
         It must hold whatever the others score: more pairs can only raise it.
         """
         masked = self.masked(scores, visible)
-        return self.score_floor(masked.amax(-1)) if masked.shape[-1] else masked.new_full(masked.shape[:-1], -torch.inf)
+        if masked.shape[-1] == 0:
+            return masked.new_full(masked.shape[:-1], -torch.inf)
+        largest = masked.amax(-1)
+        # Never the largest itself: where scores are so large that a distance from it is lost, it still has weight.
+        return torch.minimum(self.score_floor(largest), largest.nextafter(torch.full_like(largest, -torch.inf)))
 
     def bandwidth(self, scores: Rows, inverse_bandwidth: Float[Tensor, "*#rows"], visible: Visible = None) -> PerRow:
         """The bandwidth h of each query, in units of the distance |k - k_i|: (..., N) -> (...), for inspection.

@@ -96,6 +96,7 @@ def learn_alpha(
         raise TesseraError(f"learn_alpha: kernel must be entmax; got {kernel.name!r}.")
     model.set_attn_implementation(ENTMAX)
     setattr(config, LEARNED, kernel.to_config())
+    config.attn_implementation = ENTMAX  # saved with the others: transformers would load the model with softmax
     heads: dict[nn.Module, int] = {}
     _HEADS.append(heads)
     try:
@@ -226,9 +227,12 @@ def _all_weights(call: _Call) -> tuple[Tensor, Tensor]:
     if mask is None and call.causal:
         rows = torch.arange(query.shape[2], device=query.device) + key.shape[2] - query.shape[2]
         mask = rows[:, None] >= torch.arange(key.shape[2], device=query.device)
-    elif mask is not None and mask.dtype != torch.bool:
-        mask = mask >= 0  # a mask of the user's own, to be added to scores: 0 where a key is seen
-    weights = call.kernel.weights(call.slope * (query @ key.mT), mask)
+    scores = call.slope * (query @ key.mT)
+    if mask is not None and mask.dtype != torch.bool:  # added to scores: a bias, or the lowest number to hide a key
+        expect(mask.is_floating_point(), "attention", "a mask (B, 1, T, N)", "be of booleans or floats", mask.dtype)
+        bias, mask = mask, mask > torch.finfo(mask.dtype).min / 2
+        scores = scores + bias.masked_fill(~mask, 0.0)
+    weights = call.kernel.weights(scores, mask)
     kept = nn.functional.dropout(weights, call.dropout) if call.dropout else weights
     return kept.to(value.dtype) @ value, weights
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tessera.base.errors import expect
 from tessera.base.state import State
 
 
@@ -21,6 +22,13 @@ def fork(state: Any, rows: int | Tensor) -> Any:
     copied = copy.deepcopy(state)  # a cache of transformers changes in place
     copied.reorder_cache(index)
     return copied
+
+
+def refuse_to_crop(state: object, maximum_length: int) -> None:
+    """What transformers asks of the state of a drafting model where a guess was wrong: no value changes in place."""
+    got = f"one of a {type(state).__name__}"
+    advice = "A model of this library may have an assistant, but be one only of another of this library."
+    expect(False, "generate", "past_key_values of assistant_model", "be a cache that can be cropped", got, advice)
 
 
 def fitting(cache: Any, weight: Tensor) -> Any:

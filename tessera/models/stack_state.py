@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 from tessera.base.errors import expect
 from tessera.base.state import State
 from tessera.models.fingerprint import difference
+from tessera.models.forking import refuse_to_crop
 from tessera.models.forward_arguments import demand
 
 
@@ -53,6 +54,8 @@ class StackState(State):
         from tessera.models.prefix import stored_pairs
 
         return stored_pairs(self)
+
+    crop = refuse_to_crop
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Steps read so far, padding included (the name transformers asks for)."""

@@ -40,6 +40,10 @@ class PairIndex:
     ) -> Self:
         """An index of these pairs too. They are scanned until there are enough to be filed."""
         _check(keys, values, documents)
+        both = (keys, self.pairs.keys), (values, self.pairs.values)
+        agrees = all(new.shape[::2] == old.shape[1::2] and new.dtype == old.dtype for new, old in both)
+        given, stored = (f"H = {k.shape[-3]}, K = {k.shape[-1]}, V = {v.shape[-1]}, {k.dtype}" for k, v in zip(*both))
+        expect(agrees, "append", "keys and values", f"be as those of the index ({stored})", given)
         expect(
             (documents is None) == (self.pairs.documents is None), "append", "documents", "be as at first", documents
         )
@@ -50,6 +54,8 @@ class PairIndex:
     def delete(self, places: Int[Tensor, " n"]) -> Self:
         """An index without the pairs at these places, counted from 0 in the order in which pairs were given."""
         kept = torch.ones(len(self), dtype=torch.bool, device=self.pairs.keys.device)
+        if places.dtype in (torch.int8, torch.uint8, torch.int16, torch.int32):
+            places = places.long()
         are_there = bool(((places >= 0) & (places < len(self))).all())
         expect(are_there, "delete", "places", f"lie in 0..{len(self) - 1}", places.tolist())
         return replace(self, kept=(kept if self.kept is None else self.kept).index_fill(0, places, False))
@@ -93,6 +99,10 @@ class PairIndex:
         expect(agrees, "recall", "queries", f"be {expected}", f"{tuple(queries.shape)} of {queries.dtype}")
         agree = (query_documents is None) == (self.pairs.documents is None)
         expect(agree, "recall", "query_documents", "be given where pairs have documents, and only there", None)
+        if query_documents is not None:
+            right = query_documents.shape == (count,) and not query_documents.is_floating_point()
+            got = f"{tuple(query_documents.shape)} of {query_documents.dtype}"
+            expect(right, "recall", "query_documents", f"be integers ({count},)", got)
         queries, kernel = queries.to(working_dtype(queries)), kernel_from_config(kernel)
         slope, intercept = scale_of_scores(queries, kernel, slope, intercept, inverse_bandwidth, "recall")
         slopes, intercepts = (_of_queries(scale, queries) for scale in (slope, intercept))
@@ -182,9 +192,10 @@ def build(
 
 def _check(keys: Tensor, values: Tensor, documents: Tensor | None) -> None:
     tensors: Sequence[Tensor] = (keys, values)
-    agrees = all(x.dim() == 3 for x in tensors) and keys.shape[:2] == values.shape[:2] and keys.dtype == values.dtype
+    agrees = all(x.dim() == 3 for x in tensors) and keys.shape[:2] == values.shape[:2]
+    agrees = agrees and keys.dtype == values.dtype and keys.is_floating_point()
     shapes = ", ".join(f"{tuple(x.shape)} of {x.dtype}" for x in tensors)
-    expect(agrees, "recall", "keys and values", "be (H, N, K) and (H, N, V) of one dtype", shapes)
+    expect(agrees, "recall", "keys and values", "be (H, N, K) and (H, N, V) of one floating-point dtype", shapes)
     expect(bool(keys.isfinite().all()), "recall", "keys", "be finite", "NaN or infinity")
     if documents is not None:
         expect(documents.shape == keys.shape[1:2], "recall", "documents", "be (N,)", tuple(documents.shape))

@@ -100,14 +100,16 @@ class PairStore(State):
         end = self.length + keys.shape[2]
         if (documents is None) != (self.document_buffer is None):
             return self._with_documents().append(keys, values, _one_document(keys) if documents is None else documents)
-        trained = torch.is_grad_enabled() and (keys.requires_grad or self.key_buffer.requires_grad)
+        tensors = (keys, values, self.key_buffer, self.value_buffer)
+        trained = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         if trained or is_exporting():
             stored = self.documents
             joined = None if documents is None or stored is None else torch.cat([stored, documents], dim=1)
             return self.of(torch.cat([self.keys, keys], dim=2), torch.cat([self.values, values], dim=2), joined)
         store = self.with_room(end)
-        store.key_buffer[:, :, self.length : end] = keys
-        store.value_buffer[:, :, self.length : end] = values
+        # Autograd may have kept the pairs in use (of a trained query). It need not know of what is written behind them.
+        store.key_buffer.data[:, :, self.length : end] = keys
+        store.value_buffer.data[:, :, self.length : end] = values
         if documents is not None and store.document_buffer is not None:
             store.document_buffer[:, self.length : end] = documents
         store.tip.used = end

@@ -120,7 +120,7 @@ class _Candidates:
         """Of single scores of the given rows, which ascend."""
         counts = torch.bincount(rows, minlength=num_rows)
         within = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
-        shape = (num_rows, int(counts.max()))
+        shape = (num_rows, int(counts.max()) if num_rows else 0)
         padded = scores.new_full(shape, -torch.inf), places.new_zeros(shape)
         for tensor, entries in zip(padded, (scores, places)):
             tensor[rows, within] = entries

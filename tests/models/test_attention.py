@@ -168,6 +168,23 @@ def test_output_attentions_are_the_weights(name):
         assert (ours == 0).double().mean() > 0.6, "beyond the causal half, pairs are left out"
 
 
+@pytest.mark.parametrize("name", ["tessera_gaussian", "tessera_biweight"])
+def test_a_mask_of_numbers_is_added_to_the_scores(name):
+    """Relative positions of BEiT and Swin come as such a mask."""
+    model, lowest = make("llama", name, ""), torch.finfo(torch.float64).min
+    bias = torch.randn(2, 1, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    hidden = torch.ones(6, 6).triu(1).bool()
+    layer = model.model.layers[0].self_attn
+    query, key, value = torch.randn(3, 2, 4, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    for low in (lowest, -torch.inf):
+        mask = bias.masked_fill(hidden, low)
+        output, _ = AttentionInterface()[name](layer, query, key, value, mask, scaling=3.0)
+        scores = (3 * query @ key.mT + bias).masked_fill(hidden, -torch.inf)
+        torch.testing.assert_close(output.transpose(1, 2), ORACLES[name](scores) @ value, rtol=0, atol=1e-9)
+    with pytest.raises(TesseraError, match="be of booleans or floats"):
+        model(ids(2, 6), attention_mask=(~hidden).long().expand(2, 1, 6, 6))
+
+
 def test_generation_is_that_of_the_written_out_model():
     model, oracle = pair("qwen3", "tessera_biweight")
     options = {"max_new_tokens": 8, "do_sample": False, "attention_mask": torch.ones(2, 12), "pad_token_id": 0}
@@ -216,6 +233,7 @@ def test_heads_with_alphas_of_their_own(family, tmp_path):
     model.float().save_pretrained(tmp_path)
     loaded = load_model(tmp_path)
     torch.testing.assert_close(loaded(ids()).logits, model(ids()).logits, rtol=0, atol=1e-6)
-    unread = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="tessera_entmax")
-    with pytest.raises(TesseraError, match="must be read from its folder"):
-        unread(ids())
+    for options in ({}, {"attn_implementation": "tessera_entmax"}):
+        unread = AutoModelForCausalLM.from_pretrained(tmp_path, **options)
+        with pytest.raises(TesseraError, match="must be read from its folder"):
+            unread(ids())

@@ -5,6 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
+from tessera.base.errors import TesseraError
 from tests.covering import each_value
 from tests.models.contract import CASES, SEGMENT, tokens
 
@@ -79,3 +80,31 @@ def test_a_classifier_is_saved_with_its_code(tmp_path):
     text = (tmp_path / "code" / "modeling_tessera.py").read_text()
     exec(compile(text, "modeling_tessera", "exec"), {})
     assert "AutoModelForSequenceClassification" in (tmp_path / "code" / "README.md").read_text()
+
+
+@pytest.mark.filterwarnings("ignore")
+@each_value(name=["v1 published", "armt around gpt2", "rmt around gpt2"], side=["left", "right"], grad=[True, False])
+def test_padding_that_all_rows_have_keeps_its_place(name, side, grad, tmp_path):
+    """Logits, hidden states and classes stand where the tokens stand: a batch of one row, padded to a length."""
+    causal, model = loaded(name, "sequence", tmp_path)
+    ids, padding = tokens(2, 2 * SEGMENT + 1).clamp(min=1), torch.zeros(2, 3, dtype=torch.long)
+    pieces = (padding, ids) if side == "left" else (ids, padding)
+    mask = torch.cat([torch.full_like(x, int(x is ids)) for x in pieces], 1)
+    text = slice(3, None) if side == "left" else slice(0, ids.shape[1])
+    with torch.set_grad_enabled(grad):
+        padded = causal(torch.cat(pieces, 1), attention_mask=mask, output_hidden_states=True)
+        alone = causal(ids, output_hidden_states=True)
+        for ours, theirs in zip((padded.logits, *padded.hidden_states), (alone.logits, *alone.hidden_states)):
+            assert ours.shape[1] == mask.shape[1]
+            torch.testing.assert_close(ours[:, text], theirs, rtol=0, atol=1e-9)
+        classes = model(torch.cat(pieces, 1), attention_mask=mask).logits
+        torch.testing.assert_close(classes, model(ids).logits, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["armt around gpt2", "rmt around gpt2"])
+def test_logits_of_nothing_but_padding_are_refused(name):
+    model, ids = CASES[name].build(), tokens(2, SEGMENT)
+    mask = torch.ones_like(ids)
+    mask[:, -2:] = 0
+    with pytest.raises(TesseraError, match="logits_to_keep must be more than the 2 positions of padding"):
+        model(ids, attention_mask=mask, logits_to_keep=1)

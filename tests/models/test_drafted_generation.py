@@ -263,3 +263,9 @@ def test_mistakes_are_refused_in_a_line(options, message):
     ids = options.pop("input_ids")
     with pytest.raises(TesseraError, match=message):
         generate(make("v1"), ids, **options)
+
+
+def test_a_drafting_state_of_a_model_of_transformers_is_refused_in_a_line():
+    """transformers crops an assistant's cache in place; llama's own generation is used here."""
+    with pytest.raises(TesseraError, match="past_key_values of assistant_model must be a cache that can be cropped"):
+        generate(make("llama"), prompt(0), assistant_model=make("v1", 1))

@@ -1,8 +1,23 @@
 """A store of pairs is a value: appending to it leaves it, and every other store, as they were."""
 
+import pytest
 import torch
 
+import tessera
+from tessera.models.carried_state import read_on
 from tessera.recall.pair_store import SMALLEST_CAPACITY, PairStore
+
+SIZES = {"vocab_size": 20, "hidden_size": 8, "num_layers": 2, "num_heads": 2}
+
+
+def mosaic():
+    torch.manual_seed(0)
+    return tessera.MemoryMosaicForCausalLM(tessera.MemoryMosaicConfig(**SIZES, num_persistent_slots=4)).double()
+
+
+def mosaic_v2():
+    torch.manual_seed(0)
+    return tessera.MemoryMosaicV2ForCausalLM(tessera.MemoryMosaicV2Config(**SIZES)).double()
 
 
 def pairs(count, value):
@@ -59,3 +74,24 @@ def test_a_store_made_in_inference_mode_can_be_continued_outside():
         store = PairStore.of(*pairs(1, 0)).append(*pairs(1, 1))
     longer = store.append(*pairs(1, 2)).append(*pairs(1, 3))
     assert longer.keys[0, 0, :, 0].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("part", ["value_extractor", "bandwidth", "output"])
+@pytest.mark.parametrize("make", [mosaic, mosaic_v2])
+def test_a_part_of_a_model_is_trained_through_a_state(make, part):
+    """Its keys have no gradient then, and the gradients are still those of a training of all."""
+    model, ids = make(), torch.randint(20, (1, 30), generator=torch.Generator().manual_seed(1))
+
+    def gradients():
+        state, total = None, 0.0
+        for ids_of_part in ids.split(3, dim=1):
+            logits, state = read_on(model, ids_of_part, state)
+            total = total + logits.sin().sum()
+        chosen = [p for name, p in model.named_parameters() if part in name]
+        return torch.autograd.grad(total, chosen)
+
+    expected = gradients()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(part in name)
+    for actual, wanted in zip(gradients(), expected, strict=True):
+        torch.testing.assert_close(actual, wanted, rtol=0, atol=1e-9)

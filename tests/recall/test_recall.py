@@ -347,6 +347,50 @@ def test_mistakes_are_named(change, message):
         index.recall(arguments.pop("queries"), **arguments)
 
 
+def test_pairs_of_another_kind_than_those_of_the_index_are_refused():
+    """Widths and heads of 1 and other number formats would be copied into the buffers without a word."""
+    keys, values = random(2, 20, 6), random(2, 20, 3)
+    index = tessera.recall.build(keys, values)
+    others = [(keys[..., :1], values), (keys, values[..., :1]), (keys[:1], values[:1]), (keys.float(), values.float())]
+    for other in others:
+        for add in (lambda: index.append(*other), lambda: index.merge(tessera.recall.build(*other))):  # noqa: B023
+            with pytest.raises(TesseraError, match="keys and values must be as those of the index"):
+                add()
+    with pytest.raises(TesseraError, match="floating-point"):
+        tessera.recall.build(keys.int(), values.int())
+
+
+def test_places_and_documents_are_whole_numbers_of_any_size():
+    keys, values = random(2, 20, 6), random(2, 20, 3)
+    index = tessera.recall.build(keys, values, torch.zeros(20, dtype=torch.long))
+    assert index.delete(torch.tensor([3], dtype=torch.int32)).kept.tolist() == [place != 3 for place in range(20)]
+    for places in (torch.ones(20, dtype=torch.bool), torch.tensor([0.5])):
+        with pytest.raises(TesseraError, match="places"):
+            index.delete(places)
+    for documents in (torch.zeros(9, dtype=torch.long), torch.zeros(1)):
+        with pytest.raises(TesseraError, match="query_documents must be integers"):
+            index.recall(keys[:, :1], kernel="sparsemax", slope=1.0, query_documents=documents)
+
+
+def test_no_query_is_answered_by_nothing():
+    index = tessera.recall.build(random(2, 5000, 6), random(2, 5000, 3))
+    for kernel in ("sparsemax", "gaussian", "knn"):
+        recalled = index.recall(random(2, 0, 6), kernel=kernel, slope=1.0)
+        assert recalled.output.shape == (2, 0, 3)
+        assert recalled.certificate.is_exact
+
+
+def test_a_query_may_be_trained_while_pairs_are_appended():
+    """What autograd kept of the index is what it was."""
+    keys, values, queries = random(2, 40, 6), random(2, 40, 3), random(2, 4, 6).requires_grad_()
+    index = tessera.recall.build(keys[:, :20], values[:, :20]).append(keys[:, 20:30], values[:, 20:30])
+    output = index.recall(queries, kernel="biweight", slope=2.0).output
+    index.append(keys[:, 30:], values[:, 30:])
+    (actual,) = torch.autograd.grad(output.sin().sum(), queries)
+    output = tessera.recall.build(keys[:, :30], values[:, :30]).recall(queries, kernel="biweight", slope=2.0).output
+    torch.testing.assert_close(actual, *torch.autograd.grad(output.sin().sum(), queries), rtol=0, atol=1e-12)
+
+
 def test_keys_that_are_no_numbers_are_refused():
     with pytest.raises(TesseraError, match="finite"):
         tessera.recall.build(torch.full((1, 3, 2), float("nan")), torch.zeros(1, 3, 2))
@@ -354,8 +398,8 @@ def test_keys_that_are_no_numbers_are_refused():
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_the_floor_of_a_part_of_the_scores_is_one_of_all(kernel):
-    """What `Kernel.subset_floor` promises, with scores on both sides of it."""
-    scores = random(50, 40, seed=3) * 3
+    """What `Kernel.subset_floor` promises, with scores on both sides of it, and without digits left."""
     kernel = kernel_from_config(kernel)
-    floors, weights = kernel.subset_floor(scores[:, ::4]), kernel.weights(scores)
-    assert not ((scores <= floors.unsqueeze(1)) & (weights > 0)).any()
+    for scores in (random(50, 40, seed=3) * 3, random(50, 40, seed=3) * 1e30):
+        floors, weights = kernel.subset_floor(scores[:, ::4]), kernel.weights(scores)
+        assert not ((scores <= floors.unsqueeze(1)) & (weights > 0)).any()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tessera.base.errors import TesseraError
 from tessera.base.state import CLASSES, State
+from tessera.models.forking import refuse_to_crop
 from tessera.models.recurrence.state import MemoryState
 
 
@@ -92,6 +93,8 @@ class SegmentCache:
     def batch_size(self) -> int:
         """Number of rows."""
         return sum(len(rows) for rows, _ in self.groups)
+
+    crop = refuse_to_crop
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens read (the name transformers asks for)."""

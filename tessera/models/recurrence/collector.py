@@ -4,8 +4,9 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
+from tessera.base.errors import expect
 from tessera.models.recurrence.followed import Followed, Seen
 from tessera.models.recurrence.segment_loss import SegmentLoss
 from tessera.models.recurrence.segment_runner import SegmentResult
@@ -37,6 +38,15 @@ class Collector:
         self.text, self.head, self.loss, self.hidden_states = text, head, loss, hidden_states
         kept = 0 if logits_to_keep is None else min(logits_to_keep or steps, steps)
         self.first_kept = steps - kept
+        behind = steps - max(map(sum, zip(text.starts, text.lengths)))  # padding that all rows have at their end
+        expect(
+            kept == 0 or kept > behind,
+            "forward",
+            "logits_to_keep",
+            f"be more than the {behind} positions of padding behind every text",
+            kept,
+            "Pad on the left.",
+        )
         self.logits = StepWriter(text, 0 if keeps_head_input else kept)
         self.hidden: list[tuple[StepWriter, Followed]] = []
         self.before = before
@@ -168,9 +178,13 @@ class StepWriter:
     def value(self) -> Tensor | None:
         """All of them."""
         if not self.entries:
-            if len(self.columns) == 1:
-                return self.columns[0][1]
-            return torch.cat([values for _, values in self.columns], 1) if self.columns else self.buffer
+            if not self.columns:
+                return self.buffer
+            joined = [values for _, values in self.columns]
+            rows = joined[0] if len(joined) == 1 else torch.cat(joined, 1)
+            front = self.columns[0][0]  # padding that all rows have before their text, and behind it
+            behind = self.steps - front - rows.shape[1]
+            return pad(rows, (0, 0, front, behind)) if front or behind else rows
         places, values = map(torch.cat, zip(*self.entries))
         flat = values.new_zeros(self.text.shape[0] * self.steps, values.shape[-1]).index_copy(0, places, values)
         rows = flat.unflatten(0, (self.text.shape[0], self.steps))
