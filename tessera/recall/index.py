@@ -107,6 +107,8 @@ class PairIndex:
         slope, intercept = scale_of_scores(queries, kernel, slope, intercept, inverse_bandwidth, "recall")
         slopes, intercepts = (_of_queries(scale, queries) for scale in (slope, intercept))
         expect(not bool((slopes <= 0).any()), "recall", "slope", "be positive", slopes.flatten().tolist()[:3])
+        if window is not None and not isinstance(window.delay, int):
+            expect(False, "recall", "the window's delay", "be one integer, of one sequence", tuple(window.delay.shape))
         places = torch.arange(count, device=queries.device) + query_offset
         newest = places - window.delay if window else torch.full_like(places, len(self))
         oldest = places - window.span + 1 if window and window.span else torch.zeros_like(places)

@@ -64,6 +64,7 @@ class Leaves:
         finite = keys.isfinite().all(-1, keepdim=True)
         precise = keys.to(working_dtype(keys)).masked_fill(~finite, 0)  # a leaf with others has no bound
         centred = precise - precise.mean(1, keepdim=True)
+        centred = centred / centred.abs().amax().clamp(min=torch.finfo(centred.dtype).tiny)  # squares of huge keys
         directions = torch.linalg.eigh(centred.mT @ centred)[1].flip(-1)[..., : min(COORDINATES, width)]
         coordinates = _coordinates(precise, directions)
         order = _order(coordinates)

@@ -338,6 +338,7 @@ def test_bandwidths_are_those_of_the_operation():
         ({"slope": -1.0}, "slope"),
         ({"query_documents": torch.zeros(1, dtype=torch.long)}, "query_documents"),
         ({"kernel": "nothing"}, "unknown kernel"),
+        ({"window": Window(delay=torch.tensor([1, 2]))}, "delay"),
     ],
 )
 def test_mistakes_are_named(change, message):
@@ -389,6 +390,13 @@ def test_a_query_may_be_trained_while_pairs_are_appended():
     (actual,) = torch.autograd.grad(output.sin().sum(), queries)
     output = tessera.recall.build(keys[:, :30], values[:, :30]).recall(queries, kernel="biweight", slope=2.0).output
     torch.testing.assert_close(actual, *torch.autograd.grad(output.sin().sum(), queries), rtol=0, atol=1e-12)
+
+
+def test_keys_whose_squares_overflow_are_filed():
+    keys, values = near_a_plane(1, 600, 12).float(), random(1, 600, 3).float()
+    recalled = tessera.recall.build(1e25 * keys, values).recall(keys[:, 7:10], kernel="biweight", slope=1e-23)
+    expected = tessera.recall.build(keys, values).recall(keys[:, 7:10], kernel="biweight", slope=100.0)
+    torch.testing.assert_close(recalled.output, expected.output, rtol=1e-3, atol=1e-4)
 
 
 def test_keys_that_are_no_numbers_are_refused():
