@@ -1,6 +1,7 @@
 """What the index recalls is what a scan of all pairs in float64 gives, and it says so itself."""
 
 from itertools import pairwise
+from random import Random
 
 import pytest
 import torch
@@ -79,19 +80,34 @@ def test_recall_is_the_scan_and_reads_few_pairs(kernel):
     assert (recalled.certificate.pairs_in_support <= recalled.certificate.pairs_read).all()
 
 
+DRAWN = {
+    "kernel": sorted(KERNELS),
+    "count": range(401),
+    "kind": ["plane", "random", "equal", "few", "zeros", "scaled"],
+    "dtype": [torch.double, torch.float32, torch.bfloat16],
+    "pieces": range(1, 5),
+    "window": [None, Window(), Window(delay=5), Window(delay=2, span=60)],
+    "with_documents": [False, True],
+    "sharpness": [0.05, 1.0, 10.0],
+    "seed": range(10_001),
+}
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    kernel=st.sampled_from(sorted(KERNELS)),
-    count=st.integers(0, 400),
-    kind=st.sampled_from(["plane", "random", "equal", "few", "zeros", "scaled"]),
-    dtype=st.sampled_from([torch.double, torch.float32, torch.bfloat16]),
-    pieces=st.integers(1, 4),
-    window=st.sampled_from([None, Window(), Window(delay=5), Window(delay=2, span=60)]),
-    with_documents=st.booleans(),
-    sharpness=st.sampled_from([0.05, 1.0, 10.0]),
-    seed=st.integers(0, 10_000),
-)
-def test_hard_pairs_are_recalled_exactly(kernel, count, kind, dtype, pieces, window, with_documents, sharpness, seed):
+@given(**{name: st.sampled_from(values) for name, values in DRAWN.items()})
+def test_hard_pairs_are_recalled_exactly(**drawn):
+    check_hard_pairs(3, **drawn)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_queries_are_answered_exactly():
+    draw = Random(0)
+    for _ in range(1000):
+        drawn = {name: draw.choice(values) for name, values in DRAWN.items()}
+        check_hard_pairs(draw.choice((1, 8, 16, 200)), **drawn)  # of two heads: 112,500 on average
+
+
+def check_hard_pairs(num_queries, kernel, count, kind, dtype, pieces, window, with_documents, sharpness, seed):
     keys = near_a_plane(2, count, 6, seed) if count else torch.zeros(2, 0, 6, dtype=torch.double)
     if kind == "random":
         keys = random(2, count, 6, seed=seed)
@@ -104,14 +120,14 @@ def test_hard_pairs_are_recalled_exactly(kernel, count, kind, dtype, pieces, win
     elif kind == "scaled":  # one key far outside of all others
         keys = keys * (1 + 50.0 * (torch.arange(count) == count // 2)).view(-1, 1)
     keys, values = keys.to(dtype), random(2, count, 3, seed=seed + 3).to(dtype)
-    queries = random(2, 3, 6, seed=seed + 4).to(dtype)
+    queries = random(2, num_queries, 6, seed=seed + 4).to(dtype)
     if count:
         queries[:, 0] = keys[:, count // 3]
     documents = (torch.arange(count) * 3 // max(count, 1)) - (torch.arange(count) % 7 == 6).long()
     options = {"window": window, "query_offset": count // 2}
     pair_documents = documents if with_documents else None
     if with_documents:
-        options["query_documents"] = torch.tensor([0, 1, 2])
+        options["query_documents"] = torch.arange(num_queries) % 3
     borders = [round(count * piece / pieces) for piece in range(pieces + 1)]
     cut = [slice(first, last) for first, last in pairwise(borders)]
     part = [None if pair_documents is None else pair_documents[piece] for piece in cut]
