@@ -16,7 +16,7 @@ from tessera.recall.leaves import BLOCK, Leaves, working_dtype
 from tessera.recall.pair_store import PairStore
 from tessera.recall.search import Queries, Recall, search
 
-SMALLEST_BLOCK = 4096  # fewer pairs are scanned as fast
+SMALLEST_BLOCK = 32_768  # fewer pairs are scanned as fast: every block costs a query some calls
 
 
 @dataclass(frozen=True)
