@@ -67,31 +67,30 @@ def test_shards():
     assert memory["peak"] < alone["peak"]
 
 
-def test_what_costs_more_and_less():
-    peaks = {
-        name: step_memory(small(*overrides), 1, "bf16")["activations"]
-        for name, overrides in {
-            "usual": (),
-            "checkpointing": ("training.gradient_checkpointing=true",),
-            "one sequence": ("training.micro_batch_size=1",),
-            "twice as long": ("data.context=128",),
-            "3 layers": ("model.num_layers=3",),
-            "4 layers": ("model.num_layers=4",),
-        }.items()
-    }
-    assert peaks["checkpointing"] < peaks["usual"]
-    assert peaks["one sequence"] < 0.7 * peaks["usual"]
-    assert peaks["usual"] < peaks["twice as long"] < 2 * peaks["usual"]
-    one_more = peaks["3 layers"] - peaks["usual"]  # layers are equal, and so is what each keeps
+def activations(*overrides):
+    return step_memory(small(*overrides), 1, "bf16")["activations"]
+
+
+def test_what_costs_less():
+    usual = activations()
+    assert activations("training.gradient_checkpointing=true") < usual
+    assert activations("training.micro_batch_size=1") < 0.7 * usual
+
+
+@pytest.mark.slow
+def test_what_costs_more():
+    usual, three_layers = activations(), activations("model.num_layers=3")
+    assert usual < activations("data.context=128") < 2 * usual
+    one_more = three_layers - usual  # layers are equal, and so is what each keeps
     assert one_more > 0
-    assert peaks["4 layers"] - peaks["3 layers"] == pytest.approx(one_more, rel=0.01)
+    assert activations("model.num_layers=4") - three_layers == pytest.approx(one_more, rel=0.01)
 
 
 @pytest.mark.parametrize(
     "name",
     [
         "babistories-kernels-1",
-        "babistories-transformer-alibi-1",
+        pytest.param("babistories-transformer-alibi-1", marks=pytest.mark.slow),
         pytest.param("babistories-transformer-rope-1", marks=pytest.mark.slow),
         pytest.param("armt-wikitext-103", marks=pytest.mark.slow),
         pytest.param("rmt-wikitext-103", marks=pytest.mark.slow),
@@ -140,9 +139,16 @@ def test_refusals():
         plan(read_recipe("armt-babilong-qa1"))
     longest_stage = read_recipe("armt-babilong-qa1", str(refused.value).split("as a text: ")[1].split())
     assert longest_stage.data.context == 16 * longest_stage.model["segment_size"]
-    assert plan(longest_stage, 1)["memory"]["peak"] > 0
     with pytest.raises(TesseraError, match=r"data\.document_ids must be false for model type llama"):
         plan(read_recipe("llama-small-4k", ["data.document_ids=true", "model.num_hidden_layers=1"]))
+
+
+@pytest.mark.slow
+def test_the_longest_stage_is_planned_as_the_refusal_says():
+    with pytest.raises(TesseraError) as refused:
+        plan(read_recipe("armt-babilong-qa1"))
+    longest_stage = read_recipe("armt-babilong-qa1", str(refused.value).split("as a text: ")[1].split())
+    assert plan(longest_stage, 1)["memory"]["peak"] > 0
 
 
 def test_sharding_is_that_of_training():
