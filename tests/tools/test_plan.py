@@ -77,7 +77,7 @@ def test_what_costs_less():
     assert activations("training.micro_batch_size=1") < 0.7 * usual
 
 
-@pytest.mark.slow
+@pytest.mark.grid
 def test_what_costs_more():
     usual, three_layers = activations(), activations("model.num_layers=3")
     assert usual < activations("data.context=128") < 2 * usual
@@ -90,7 +90,7 @@ def test_what_costs_more():
     "name",
     [
         "babistories-kernels-1",
-        pytest.param("babistories-transformer-alibi-1", marks=pytest.mark.slow),
+        pytest.param("babistories-transformer-alibi-1", marks=pytest.mark.grid),
         pytest.param("babistories-transformer-rope-1", marks=pytest.mark.slow),
         pytest.param("armt-wikitext-103", marks=pytest.mark.slow),
         pytest.param("rmt-wikitext-103", marks=pytest.mark.slow),
@@ -143,7 +143,7 @@ def test_refusals():
         plan(read_recipe("llama-small-4k", ["data.document_ids=true", "model.num_hidden_layers=1"]))
 
 
-@pytest.mark.slow
+@pytest.mark.grid
 def test_the_longest_stage_is_planned_as_the_refusal_says():
     with pytest.raises(TesseraError) as refused:
         plan(read_recipe("armt-babilong-qa1"))
