@@ -14,9 +14,9 @@ score exceeds that threshold, solve again. The answer is that of all pairs, and 
 """
 
 from tessera.base.arguments import explain_all
+from tessera.recall.answers import Certificate, Recall, Support
 from tessera.recall.index import PairIndex, build
 from tessera.recall.index_file import open, save
-from tessera.recall.search import Certificate, Recall, Support
 
 __all__ = ["Certificate", "PairIndex", "Recall", "Support", "build", "open", "save"]
 

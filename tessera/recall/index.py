@@ -12,9 +12,10 @@ from tessera.base.shapes import Bool, Float, Int
 from tessera.kernels import Kernel, kernel_from_config
 from tessera.ops.kernel_regression import Window
 from tessera.ops.kernel_regression.score_scale import scale_of_scores
+from tessera.recall.answers import Recall
 from tessera.recall.leaves import BLOCK, Leaves, working_dtype
 from tessera.recall.pair_store import PairStore
-from tessera.recall.search import Queries, Recall, search
+from tessera.recall.search import Queries, search
 
 SMALLEST_BLOCK = 32_768  # fewer pairs are scanned as fast: every block costs a query some calls
 
@@ -42,8 +43,8 @@ class PairIndex:
         _check(keys, values, documents)
         both = (keys, self.pairs.keys), (values, self.pairs.values)
         agrees = all(new.shape[::2] == old.shape[1::2] and new.dtype == old.dtype for new, old in both)
-        given, stored = (f"H = {k.shape[-3]}, K = {k.shape[-1]}, V = {v.shape[-1]}, {k.dtype}" for k, v in zip(*both))
-        expect(agrees, "append", "keys and values", f"be as those of the index ({stored})", given)
+        got, stored = (f"H = {k.shape[-3]}, K = {k.shape[-1]}, V = {v.shape[-1]}, {k.dtype}" for k, v in zip(*both))
+        expect(agrees, "append", "keys and values", f"be as those of the index ({stored})", got)
         expect(
             (documents is None) == (self.pairs.documents is None), "append", "documents", "be as at first", documents
         )

@@ -10,6 +10,7 @@ from torch.nn.functional import embedding_bag
 
 from tessera.base.shapes import Bool, Float, Int
 from tessera.kernels import Gaussian, Kernel, NearestNeighbours
+from tessera.recall.answers import Certificate, Recall, Support
 from tessera.recall.leaves import LEAF, Leaves
 from tessera.recall.pair_store import PairStore
 
@@ -45,67 +46,6 @@ class Queries:
         documents = None if self.documents is None else self.documents[queries]
         vectors, slopes, intercepts = (x[:, queries] for x in (self.vectors, self.slopes, self.intercepts))
         return type(self)(vectors, slopes, intercepts, self.oldest[queries], self.newest[queries], documents)
-
-
-@dataclass(frozen=True)
-class Support:
-    """The pairs that have weight, query after query: those of query q of head h are `of(h, q)`.
-
-    Attributes:
-        starts: (H * Q + 1,). places, weights: of all queries, one behind the other; places ascend within each.
-    """
-
-    starts: Int[Tensor, " starts"]
-    places: Int[Tensor, " S"]
-    weights: Float[Tensor, " S"]
-    num_queries: int
-
-    def of(self, head: int, query: int) -> tuple[Int[Tensor, " s"], Float[Tensor, " s"]]:
-        """(places, weights) of one query."""
-        row = head * self.num_queries + query
-        span = slice(int(self.starts[row]), int(self.starts[row + 1]))
-        return self.places[span], self.weights[span]
-
-    @classmethod
-    def joined(cls, supports: Sequence[Self], heads: int) -> Self:
-        """Of the queries of all, which have the same heads."""
-        num_queries = sum(support.num_queries for support in supports)
-        rows = [s.of(head, query) for head in range(heads) for s in supports for query in range(s.num_queries)]
-        places, weights = (torch.cat(tensors) for tensors in zip(*rows))
-        sizes = torch.tensor([0, *(len(of_row) for of_row, _ in rows)])
-        return cls(sizes.cumsum(0), places, weights, num_queries)
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """Why nothing was missed: no pair that was not read scores above `largest_unread`, which is at most `threshold`.
-
-    Attributes (all (H, Q)):
-        threshold: a score at and below which no pair has weight. largest_unread: bound on the score of any pair not
-            read, -inf where all were. pairs_read, pairs_in_support: counts; of a pair that was read, the code was
-            looked at, and the key where its code did not rule it out. dropped_weight: of kernels without a
-            threshold (Gaussian), a bound on the share of weight of what was not read; 0 for the others.
-    """
-
-    threshold: Float[Tensor, "H Q"]
-    largest_unread: Float[Tensor, "H Q"]
-    pairs_read: Int[Tensor, "H Q"]
-    pairs_in_support: Int[Tensor, "H Q"]
-    dropped_weight: Float[Tensor, "H Q"]
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether no pair with weight can have been missed, for any query."""
-        return bool(((self.largest_unread <= self.threshold) & (self.dropped_weight == 0)).all())
-
-
-@dataclass(frozen=True)
-class Recall:
-    """What an index recalls: `output` (H, Q, V) is `sum_i w_i v_i`."""
-
-    output: Float[Tensor, "H Q V"]
-    support: Support
-    certificate: Certificate
 
 
 @dataclass
@@ -308,14 +248,14 @@ class _Reader:
         lowest = (floor - self.intercepts) / self.slopes
         epsilon = 8 * torch.finfo(lowest.dtype).eps
         lowest = lowest - epsilon * (lowest.abs() + (self.intercepts / self.slopes).abs())
-        found = [
+        parts = [
             part
             for chosen, asking in _grouped(needed.view(self.heads, self.count, -1))
             for block, leaves, rows in self._of_blocks(chosen, asking)
             for together in zip(leaves.split(CODES_AT_ONCE), rows.split(CODES_AT_ONCE))
-            for part in self._found(block, *together, lowest)
+            for part in self._pairs_above(block, *together, lowest)
         ]
-        rows, scores, places = (torch.cat(tensors) for tensors in zip(*found))
+        rows, scores, places = (torch.cat(tensors) for tensors in zip(*parts))
         order = rows.argsort(stable=True)
         return _Candidates.of(rows[order], scores[order], places[order], self.num_rows)
 
@@ -329,7 +269,7 @@ class _Reader:
             first = int(self.ends[block]) - num_leaves
             yield block, (head * num_leaves + leaf - first)[is_here], asking[is_here]
 
-    def _found(
+    def _pairs_above(
         self, block: int, leaves: Tensor, asking: Tensor, lowest: Tensor
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Rows, scores, places of what is more similar than `lowest` (R,) among `leaves` (c,) of a block, for (c, n).
@@ -350,15 +290,15 @@ class _Reader:
         of_block, known = self.blocks[block], asking.clamp(min=0)
         num_leaves, num_groups = of_block.places.shape[1], of_block.longest.shape[1]
         group = leaves % num_leaves // (num_leaves // num_groups)
-        asked = self.coordinates[block][known // self.count, group.unsqueeze(1), known % self.count]
-        bounds = asked @ of_block.codes.flatten(0, 1).index_select(0, leaves).mT
+        codes_of_queries = self.coordinates[block][known // self.count, group.unsqueeze(1), known % self.count]
+        bounds = codes_of_queries @ of_block.codes.flatten(0, 1).index_select(0, leaves).mT
         least = (lowest - self.roundings[block])[known].unsqueeze(-1)
         return ~(bounds <= least) & (asking >= 0).unsqueeze(-1)
 
     def _alone(
         self, block: int, leaves: Tensor, asking: Tensor, possible: Tensor, lowest: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `_found`: of the keys `possible` (p, 3), each the place of a leaf, of a query and within the leaf."""
+        """See `_pairs_above`: of the keys `possible` (p, 3): which leaf, which of its queries, which place in it."""
         leaf, column, inside = possible.unbind(1)
         rows, flat = asking[leaf, column], leaves[leaf] * LEAF + inside
         self.num_scored += len(rows)
@@ -369,7 +309,7 @@ class _Reader:
         return self._scores(rows[is_above], similarities[is_above], self.blocks[block].places.flatten()[flat[is_above]])
 
     def _together(self, block: int, leaves: Tensor, asking: Tensor, lowest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """See `_found`: of all keys of these leaves."""
+        """See `_pairs_above`: of all keys of these leaves."""
         self.num_scored += asking.numel() * LEAF
         vectors, known = self.queries.vectors.flatten(0, 1), asking.clamp(min=0)
         keys = self.blocks[block].keys.flatten(0, 1).index_select(0, leaves).to(vectors.dtype)
