@@ -27,7 +27,7 @@ $(VENV)/.installed: $(VENV)/.runtime
 
 install: $(VENV)/.installed ## create .venv and install Tessera with everything its tests need
 
-demo: $(VENV)/.runtime ## train a small mosaic, let it read two novels and ask it for what is hidden in them (3 minutes)
+demo: $(VENV)/.runtime ## train a small mosaic, let it read two novels and ask it for what is hidden in them (3 to 6 minutes)
 	$(BIN)/tessera demo --output runs/demo
 
 test: install ## run the test suite
