@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Self
 
 import torch
@@ -17,7 +18,7 @@ from tessera.recall.leaves import BLOCK, Leaves, working_dtype
 from tessera.recall.pair_store import PairStore
 from tessera.recall.search import Queries, search
 
-SMALLEST_BLOCK = 32_768  # fewer pairs are scanned as fast: every block costs a query some calls
+SMALL_BLOCK = 16_384  # of the pairs behind the last whole block; fewer are scanned as fast
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class PairIndex:
     """The pairs of one sequence, filed in leaves but for the last ones, which are scanned. A value, as a store is.
 
     Attributes:
-        pairs: B is 1. blocks: leaves of the first `filed` pairs. kept: (N,), False where a pair was deleted, or None.
+        pairs: B is 1. blocks: leaves of the first `filed` pairs, at most two: those of whole blocks, and of small ones.
+        kept: (N,), False where a pair was deleted, or None.
     """
 
     pairs: PairStore
@@ -117,26 +119,23 @@ class PairIndex:
         return search(self.pairs, self.blocks, self.filed, self.kept, seen, kernel, tolerance)
 
     def with_all_filed(self) -> Self:
-        """What can be filed is: in blocks of `BLOCK` pairs, then of falling powers of two, so that they are few.
+        """What can be filed is: in blocks of `BLOCK` pairs, and what is behind them in small ones.
 
-        A pair that comes alone is filed anew at most log2(BLOCK / SMALLEST_BLOCK) + 1 times.
+        All blocks of a size are one: a query looks at them in the same calls. A pair that comes alone is filed twice.
         """
-        blocks, filed, full = self.blocks, 0, []
-        for size in _block_sizes(len(self)):
-            if filed + size <= self.filed and filed + size in _borders(blocks):
-                filed += size  # as it was
-                continue
-            blocks = _cut(blocks, filed)
-            made = Leaves.of(self.pairs.keys[0, :, filed : filed + size], filed)
-            if size == BLOCK:
-                full.append(made)
-            else:
-                blocks = (*blocks, made)
-            filed += size
-        if full:  # those of BLOCK pairs are one, and come first
-            num_full = int(self.filed >= BLOCK)
-            blocks = (Leaves.joined([*blocks[:num_full], *full]), *blocks[num_full:])
-        return replace(self, blocks=blocks, filed=filed)
+        of_size = {len(leaves) // leaves.num_blocks: leaves for leaves in self.blocks}
+        num_whole = len(self) // BLOCK
+        if num_whole != (of_size[BLOCK].num_blocks if BLOCK in of_size else 0):
+            of_size.pop(SMALL_BLOCK, None)  # they begin elsewhere now
+        blocks, filed = [], 0
+        for size, count in ((BLOCK, num_whole), (SMALL_BLOCK, len(self) % BLOCK // SMALL_BLOCK)):
+            ready = [of_size[size].first(count)] if count and size in of_size else []
+            places = range(filed + sum(map(len, ready)), filed + count * size, size)
+            made = (Leaves.of(self.pairs.keys[0, :, first : first + size], first) for first in places)
+            filed += count * size
+            if count:
+                blocks.append(Leaves.joined(chain(ready, made), count))
+        return replace(self, blocks=tuple(blocks), filed=filed)
 
 
 def _of_queries(scale: Tensor | None, queries: Tensor) -> Tensor:
@@ -148,37 +147,6 @@ def _of_queries(scale: Tensor | None, queries: Tensor) -> Tensor:
         broadcasts, "recall", "slope and intercept", f"be numbers or broadcast to {tuple(shape)}", tuple(scale.shape)
     )
     return scale.expand(shape)
-
-
-def _block_sizes(count: int) -> list[int]:
-    full, rest = divmod(count, BLOCK)
-    sizes, size = [BLOCK] * full, BLOCK // 2
-    while size >= SMALLEST_BLOCK:
-        if rest >= size:
-            sizes.append(size)
-            rest -= size
-        size //= 2
-    return sizes
-
-
-def _borders(blocks: Sequence[Leaves]) -> set[int]:
-    """Where blocks end; the first holds all those of `BLOCK` pairs."""
-    ends, end = set(), 0
-    for leaves in blocks:
-        step = min(len(leaves), BLOCK)
-        ends |= set(range(end + step, end + len(leaves) + 1, step))
-        end += len(leaves)
-    return ends
-
-
-def _cut(blocks: tuple[Leaves, ...], end: int) -> tuple[Leaves, ...]:
-    """The blocks that lie before place `end`, which is a border of theirs."""
-    kept, before = [], 0
-    for leaves in blocks:
-        before += len(leaves)
-        if before <= end:
-            kept.append(leaves)
-    return tuple(kept)
 
 
 def build(

@@ -18,8 +18,8 @@ The coordinates of a single key, its code, bound that key: `q . k <= c(q) . c(k)
 which keys of a leaf need not be read.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 import torch
@@ -30,6 +30,8 @@ from tessera.base.shapes import Float, Int
 LEAF = 128
 BLOCK = 262_144
 COORDINATES = 8
+DIRECTED = 8192  # keys of a block are enough to find its principal directions
+SAMPLE = 256  # of the keys of a node: in which coordinate they vary most
 NUMBERS_AT_ONCE = 1 << 21  # of boxes that are compared with queries
 ROUNDING = 24  # of a bound, in K eps |q| |k|: products, their squares, and directions that are nearly orthonormal
 
@@ -57,21 +59,34 @@ class Leaves:
     def __len__(self) -> int:
         return self.places.shape[1] * LEAF
 
+    @property
+    def num_blocks(self) -> int:
+        """G."""
+        return self.longest.shape[1]
+
+    def first(self, num_blocks: int) -> Self:
+        """Those of the first blocks, which may be all."""
+        if num_blocks >= self.num_blocks:
+            return self
+        ends = dict.fromkeys(("directions", "low", "high", "longest"), num_blocks)
+        ends |= dict.fromkeys(("keys", "places", "codes"), num_blocks * self.longest.shape[2])
+        return replace(self, **{name: getattr(self, name)[:, :end].contiguous() for name, end in ends.items()})
+
     @classmethod
     def of(cls, keys: Float[Tensor, "H N K"], first: int) -> Self:
         """The leaves of one block of keys, whose first one stands at place `first`. N is a power of two times LEAF."""
-        heads, _, width = keys.shape
-        finite = keys.isfinite().all(-1, keepdim=True)
-        precise = keys.to(working_dtype(keys)).masked_fill(~finite, 0)  # a leaf with others has no bound
-        centred = precise - precise.mean(1, keepdim=True)
-        centred = centred / centred.abs().amax().clamp(min=torch.finfo(centred.dtype).tiny)  # squares of huge keys
-        directions = torch.linalg.eigh(centred.mT @ centred)[1].flip(-1)[..., : min(COORDINATES, width)]
+        heads, count, width = keys.shape
+        precise = keys.to(working_dtype(keys))
+        lengths = precise.norm(dim=-1, keepdim=True)
+        finite = lengths.isfinite()
+        if not bool(finite.all()):  # a leaf with others has no bound
+            precise = precise.masked_fill(~finite, 0)
+        directions = _directions(precise[:, :: max(1, count // DIRECTED)])
         coordinates = _coordinates(precise, directions)
         order = _order(coordinates)
         of_leaf = _take(coordinates, order).view(heads, -1, LEAF, coordinates.shape[-1])
         codes = of_leaf.detach().clone()
         codes[..., -1].masked_fill_(~_take(finite, order).view(codes.shape[:3]), torch.inf)
-        lengths = precise.norm(dim=-1, keepdim=True)
         longest = _take(lengths.square().masked_fill(~finite, torch.inf), order).view(heads, -1, LEAF).amax(2)
         return cls(
             _take(keys, order).view(heads, -1, LEAF, width),
@@ -81,15 +96,29 @@ class Leaves:
             of_leaf.amin(2).mT.unsqueeze(1).contiguous(),
             of_leaf.amax(2).mT.unsqueeze(1).contiguous(),
             longest.unsqueeze(1),
-            lengths.amax((1, 2)),
+            lengths.masked_fill(~finite, 0).amax((1, 2)),
         )
 
     @classmethod
-    def joined(cls, several: Sequence[Self]) -> Self:
-        """All of them, one behind the other."""
-        names = [field.name for field in fields(cls) if field.name != "size"]
-        parts = {name: torch.cat([getattr(leaves, name) for leaves in several], 1) for name in names}
-        return cls(**parts, size=torch.stack([leaves.size for leaves in several]).amax(0))
+    def joined(cls, parts: Iterable[Self], num_blocks: int) -> Self:
+        """The `num_blocks` blocks of all parts, one behind the other; a part is let go when it was copied."""
+        whole: dict[str, Tensor] = {}
+        done, size = 0, torch.zeros(())
+        for part in parts:
+            if part.num_blocks == num_blocks:
+                return part
+            for field in fields(part):
+                of_part = getattr(part, field.name)
+                if field.name == "size":
+                    size = torch.maximum(of_part, size.to(of_part))
+                    continue
+                heads, count, *rest = of_part.shape
+                step = count // part.num_blocks
+                if not done:
+                    whole[field.name] = of_part.new_empty(heads, num_blocks * step, *rest)
+                whole[field.name][:, done * step : done * step + count] = of_part
+            done += part.num_blocks
+        return cls(**whole, size=size)
 
     def coordinates(self, queries: Float[Tensor, "H Q K"]) -> Float[Tensor, "H G Q coordinates"]:
         """c(q) in the directions of each block."""
@@ -116,6 +145,13 @@ class Leaves:
         return nearest.sub_(coordinates).square_().sum(3)
 
 
+def _directions(keys: Float[Tensor, "H N K"]) -> Float[Tensor, "H K D"]:
+    """The first principal directions of some keys, as columns."""
+    centred = keys - keys.mean(1, keepdim=True)
+    centred = centred / centred.abs().amax().clamp(min=torch.finfo(centred.dtype).tiny)  # squares of huge keys
+    return torch.linalg.eigh(centred.mT @ centred)[1].flip(-1)[..., : min(COORDINATES, keys.shape[-1])]
+
+
 def _coordinates(vectors: Tensor, directions: Tensor) -> Tensor:
     """c(x) of the module (..., N, D + 1), of vectors (..., N, K) in directions (..., K, D)."""
     inside = vectors @ directions
@@ -130,13 +166,15 @@ def working_dtype(x: Tensor) -> torch.dtype:
 
 def _order(coordinates: Float[Tensor, "H N D"]) -> Int[Tensor, "H N"]:
     """The keys leaf by leaf: nodes are halved at the median of the coordinate that varies most in them."""
-    heads, count, _ = coordinates.shape
+    heads, count, width = coordinates.shape
     order = torch.arange(count, device=coordinates.device).expand(heads, -1)
     nodes = 1
-    while count // nodes > LEAF:
-        within = _take(coordinates, order).view(heads, nodes, count // nodes, -1)
-        widest = within.var(2).argmax(-1)[..., None, None].expand(-1, -1, count // nodes, 1)
-        sorting = within.gather(-1, widest).squeeze(-1).argsort(dim=-1)
+    while (size := count // nodes) > LEAF:
+        of_node = order.view(heads, nodes, size)
+        sample = of_node[:, :, :: max(1, size // SAMPLE)]
+        spread = _take(coordinates, sample.flatten(1)).view(*sample.shape, width).var(2)
+        column = of_node * width + spread.argmax(-1, keepdim=True)
+        sorting = coordinates.flatten(1).gather(1, column.flatten(1)).view_as(of_node).argsort(dim=-1)
         order = order.view(heads, nodes, -1).gather(-1, sorting).view(heads, count)
         nodes *= 2
     # In the order of their places within a leaf, so that a leaf's first and last place are its ends.
@@ -147,4 +185,4 @@ def _take(rows: Tensor, order: Int[Tensor, "H N"]) -> Tensor:
     """The rows of each head in another order; whole rows are copied, which `gather` does number by number."""
     heads, count, width = rows.shape
     of_head = torch.arange(0, heads * count, count, device=order.device).unsqueeze(1)
-    return rows.flatten(0, 1).index_select(0, (order + of_head).flatten()).view(heads, count, width)
+    return rows.flatten(0, 1).index_select(0, (order + of_head).flatten()).view(*order.shape, width)

@@ -9,7 +9,7 @@ from tessera.base.devices import device_type
 from tessera.base.shapes import Float, Int
 from tessera.kernels import EntmaxOfRows, Gaussian, Kernel
 from tessera.ops.kernel_regression import Window, interception
-from tessera.recall.index import SMALLEST_BLOCK, PairIndex
+from tessera.recall.index import SMALL_BLOCK, PairIndex
 from tessera.recall.pair_store import PairStore
 
 SHORTEST = 131_072  # pairs; with fewer the scan is faster (`python -m benchmarks.recall RUN TEXT... --most N`)
@@ -74,7 +74,7 @@ def _index_of_row(pairs: PairStore, row: int) -> PairIndex:
     )
     filed: dict[int, PairIndex] = pairs.tip.filed
     index = replace(filed.get(row, PairIndex(one_sequence)), pairs=one_sequence)
-    if not 0 <= len(index) - index.filed < SMALLEST_BLOCK:
+    if not 0 <= len(index) - index.filed < SMALL_BLOCK:
         index = index.with_all_filed()
         if row not in filed or index.filed > filed[row].filed:
             filed[row] = index

@@ -58,6 +58,8 @@ class _Candidates:
     @classmethod
     def of(cls, rows: Tensor, scores: Tensor, places: Tensor, num_rows: int) -> Self:
         """Of single scores of the given rows, which ascend."""
+        if num_rows == 1:
+            return cls(scores.unsqueeze(0), places.unsqueeze(0))
         counts = torch.bincount(rows, minlength=num_rows)
         within = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
         shape = (num_rows, int(counts.max()) if num_rows else 0)
@@ -124,7 +126,6 @@ class _Reader:
         self.kernel, self.tolerance = kernel, tolerance
         self.documents = None if pairs.documents is None else pairs.documents[0]
         self.blocks, self.filed, self.kept, self.length = blocks, filed, kept, pairs.length
-        self.ends = torch.tensor([leaves.places.shape[1] for leaves in blocks]).cumsum(0)  # of the leaves of each block
         self.heads, self.count, _ = queries.vectors.shape
         self.num_rows = self.heads * self.count
         self.slopes, self.intercepts = queries.slopes.flatten(), queries.intercepts.flatten()
@@ -142,15 +143,12 @@ class _Reader:
 
     def answer(self) -> Recall:
         """The most promising leaves first, then whatever may hold a pair above the threshold, until nothing may."""
-        bounds = self._bounds()
-        is_read = torch.zeros_like(bounds, dtype=torch.bool)
-        candidates, floor = self._with_floor(self._read_places(self.filed), is_read)
-        needed = _largest(bounds, FIRST_LEAVES)
-        most = FIRST_LEAVES
-        while bool(needed.any()):
-            is_read |= needed
-            candidates, floor = self._with_floor(candidates.joined(self._read_leaves(needed, floor)), is_read)
-            needed = (bounds > floor.unsqueeze(1)) & ~is_read
+        bounds, candidates = self._bounds(), self._read_places(self.filed)
+        is_read, most = _largest(bounds, FIRST_LEAVES), FIRST_LEAVES
+        if bool(is_read.any()):
+            candidates = candidates.joined(self._read_leaves(is_read, None))
+        candidates, floor = self._with_floor(candidates, is_read)
+        while bool((needed := (bounds > floor.unsqueeze(1)) & ~is_read).any()):
             num_read = LEAF * int((is_read | needed).sum()) + self.num_rows * (self.length - self.filed)
             cost = num_read * (CODE_COST + self.num_scored / max(1, self.num_looked_at))
             if most >= TELLING_LEAVES and cost > SCAN_SHARE * self.length * self.num_rows:
@@ -160,6 +158,8 @@ class _Reader:
             most *= GROWTH
             if needed.shape[1] > most:  # the threshold may rise: the most promising first
                 needed = _largest(bounds.masked_fill(~needed, -torch.inf), most)
+            is_read |= needed
+            candidates, floor = self._with_floor(candidates.joined(self._read_leaves(needed, floor)), is_read)
         return self._solved(candidates.in_order(), floor, is_read, bounds.masked_fill(is_read, -torch.inf))
 
     def _with_floor(self, read: _Candidates, is_read: Tensor) -> tuple[_Candidates, Tensor]:
@@ -242,42 +242,37 @@ class _Reader:
             scores = scores.masked_fill(~self._visible(self.of_query[:, None], places), -torch.inf)
         return _Candidates(scores, places.expand_as(scores))
 
-    def _read_leaves(self, needed: Tensor, floor: Tensor) -> _Candidates:
-        """The pairs of the leaves that are `needed` (R, leaves) and score above `floor` (R,)."""
-        # A margin for rounding: what is above the floor is found in one pass, and looked at exactly afterwards.
-        lowest = (floor - self.intercepts) / self.slopes
-        epsilon = 8 * torch.finfo(lowest.dtype).eps
-        lowest = lowest - epsilon * (lowest.abs() + (self.intercepts / self.slopes).abs())
+    def _read_leaves(self, needed: Tensor, floor: Tensor | None) -> _Candidates:
+        """The pairs of the leaves that are `needed` (R, leaves), of which there are some; those above `floor` (R,)."""
+        lowest = None
+        if floor is not None:
+            # A margin for rounding: what is above the floor is found in one pass, and looked at exactly afterwards.
+            lowest = (floor - self.intercepts) / self.slopes
+            epsilon = 8 * torch.finfo(lowest.dtype).eps
+            lowest = lowest - epsilon * (lowest.abs() + (self.intercepts / self.slopes).abs())
+        of_blocks = needed.view(self.heads, self.count, -1).split([leaves.places.shape[1] for leaves in self.blocks], 2)
         parts = [
             part
-            for chosen, asking in _grouped(needed.view(self.heads, self.count, -1))
-            for block, leaves, rows in self._of_blocks(chosen, asking)
+            for block, needed_of_block in enumerate(of_blocks)
+            for leaves, rows in _grouped(needed_of_block)
             for together in zip(leaves.split(CODES_AT_ONCE), rows.split(CODES_AT_ONCE))
             for part in self._pairs_above(block, *together, lowest)
         ]
         rows, scores, places = (torch.cat(tensors) for tensors in zip(*parts))
-        order = rows.argsort(stable=True)
-        return _Candidates.of(rows[order], scores[order], places[order], self.num_rows)
-
-    def _of_blocks(self, chosen: Tensor, asking: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """The flat leaves `chosen` (c,) and who asks (c, n) by block: its number, leaves among its own, who asks."""
-        head, leaf = chosen // int(self.ends[-1]), chosen % int(self.ends[-1])
-        owner = torch.bucketize(leaf, self.ends, right=True)
-        for block in owner.unique().tolist():
-            is_here = owner == block
-            num_leaves = self.blocks[block].places.shape[1]
-            first = int(self.ends[block]) - num_leaves
-            yield block, (head * num_leaves + leaf - first)[is_here], asking[is_here]
+        if self.num_rows > 1:
+            order = rows.argsort(stable=True)
+            rows, scores, places = rows[order], scores[order], places[order]
+        return _Candidates.of(rows, scores, places, self.num_rows)
 
     def _pairs_above(
-        self, block: int, leaves: Tensor, asking: Tensor, lowest: Tensor
+        self, block: int, leaves: Tensor, asking: Tensor, lowest: Tensor | None
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Rows, scores, places of what is more similar than `lowest` (R,) among `leaves` (c,) of a block, for (c, n).
 
         Where few ask, the codes say which keys are read.
         """
         self.num_looked_at += asking.numel() * LEAF
-        if asking.shape[1] <= FEW_QUERIES:
+        if lowest is not None and asking.shape[1] <= FEW_QUERIES:
             possible = self._possible(block, leaves, asking, lowest).nonzero()
             if len(possible) <= MOST_ALONE * LEAF * len(leaves):
                 yield self._alone(block, leaves, asking, possible, lowest)
@@ -288,9 +283,8 @@ class _Reader:
     def _possible(self, block: int, leaves: Tensor, asking: Tensor, lowest: Tensor) -> Tensor:
         """Whether the bounds of single keys exceed `lowest` (c, n, S)."""
         of_block, known = self.blocks[block], asking.clamp(min=0)
-        num_leaves, num_groups = of_block.places.shape[1], of_block.longest.shape[1]
-        group = leaves % num_leaves // (num_leaves // num_groups)
-        codes_of_queries = self.coordinates[block][known // self.count, group.unsqueeze(1), known % self.count]
+        own_block = leaves // of_block.longest.shape[2]  # of those of all heads
+        codes_of_queries = self.coordinates[block].flatten(0, 1)[own_block.unsqueeze(1), known % self.count]
         bounds = codes_of_queries @ of_block.codes.flatten(0, 1).index_select(0, leaves).mT
         least = (lowest - self.roundings[block])[known].unsqueeze(-1)
         return ~(bounds <= least) & (asking >= 0).unsqueeze(-1)
@@ -308,13 +302,17 @@ class _Reader:
         is_above = ~(similarities <= lowest[rows])
         return self._scores(rows[is_above], similarities[is_above], self.blocks[block].places.flatten()[flat[is_above]])
 
-    def _together(self, block: int, leaves: Tensor, asking: Tensor, lowest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _together(
+        self, block: int, leaves: Tensor, asking: Tensor, lowest: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """See `_pairs_above`: of all keys of these leaves."""
         self.num_scored += asking.numel() * LEAF
         vectors, known = self.queries.vectors.flatten(0, 1), asking.clamp(min=0)
         keys = self.blocks[block].keys.flatten(0, 1).index_select(0, leaves).to(vectors.dtype)
         similarities = vectors[known] @ keys.mT  # (c, n, S)
-        is_above = ~(similarities <= lowest[known].unsqueeze(-1)) & (asking >= 0).unsqueeze(-1)
+        is_above = (asking >= 0).unsqueeze(-1).expand_as(similarities)
+        if lowest is not None:
+            is_above = ~(similarities <= lowest[known].unsqueeze(-1)) & is_above
         leaf, column, inside = is_above.nonzero(as_tuple=True)
         places = self.blocks[block].places.flatten(0, 1)[leaves[leaf], inside]
         return self._scores(asking[leaf, column], similarities[leaf, column, inside], places)

@@ -15,8 +15,8 @@ def small_blocks(monkeypatch):
         (search, "FIRST_LEAVES", 2),
         (search, "TELLING_LEAVES", 8),
         (index, "BLOCK", 512),
-        (index, "SMALLEST_BLOCK", 32),
-        (long_memories, "SMALLEST_BLOCK", 32),
+        (index, "SMALL_BLOCK", 32),
+        (long_memories, "SMALL_BLOCK", 32),
         (long_memories, "PATIENCE", 0),
     ):
         monkeypatch.setattr(module, name, value)

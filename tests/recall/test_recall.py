@@ -1,5 +1,6 @@
 """What the index recalls is what a scan of all pairs in float64 gives, and it says so itself."""
 
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
@@ -249,7 +250,27 @@ def test_blocks_stay_few_when_pairs_come_one_by_one():
     assert [len(block) for block in index.blocks] == [512, 64]
     assert len(index) == 601
     at_once = tessera.recall.build(near_a_plane(1, 1700, 6), random(1, 1700, 2))
-    assert [len(block) for block in at_once.blocks] == [1536, 128, 32], "all of the full size are one"
+    assert [len(block) for block in at_once.blocks] == [1536, 160], "all of a size are one"
+
+
+@pytest.mark.parametrize(
+    ("length", "made"), [(1700, 0), (1605, 0), (1540, 0), (1530, 15), (520, 0), (1800, 3), (2048, 1)]
+)
+def test_another_number_of_the_same_pairs_is_filed_from_what_is_there(length, made, monkeypatch):
+    """Fewer pairs, as where a state is taken back, or more: only blocks that begin or end elsewhere are made."""
+    keys, values = near_a_plane(2, 2048, 6), random(2, 2048, 2)
+    index = tessera.recall.build(keys[:, :1700], values[:, :1700])
+    calls, of = [], leaves_module.Leaves.of
+    monkeypatch.setattr(leaves_module.Leaves, "of", lambda *args: calls.append(1) or of(*args))
+    pairs = PairStore.of(keys[None, :, :length], values[None, :, :length])
+    other = replace(index, pairs=pairs).with_all_filed()
+    assert len(calls) == made
+    expected = tessera.recall.build(keys[:, :length], values[:, :length])
+    assert [len(block) for block in other.blocks] == [len(block) for block in expected.blocks]
+    for name in ("sparsemax", "triweight"):
+        ours, theirs = (x.recall(keys[:, 3:300:50], kernel=name, slope=40.0) for x in (other, expected))
+        torch.testing.assert_close(ours.output, theirs.output, rtol=0, atol=1e-12)
+        assert torch.equal(ours.support.places, theirs.support.places)
 
 
 def test_keys_by_chance_are_scanned_after_a_few_rounds(monkeypatch):
