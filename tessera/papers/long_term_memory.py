@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tessera.papers.document_qa import report as document_qa
-from tessera.papers.document_qa.run import NAMES
+from tessera.papers.document_qa.report import NAMES
 from tessera.papers.many_shot import report as many_shot
 from tessera.papers.results import ResultsFile
 from tessera.papers.tables import Curve, markdown, percent

@@ -46,14 +46,15 @@ def report_text(results: ResultsFile) -> str:
 
 
 def tables_of(results: ResultsFile) -> dict[str, str]:
-    """Every table of an experiment by its heading; `Runs` says how many of the command's runs there are."""
+    """Every table with a row by its heading; `Runs` says how many of the command's runs there are."""
     experiment, records = EXPERIMENTS[results.experiment], results.read()
     configurations = {run.key: run.configuration for run in experiment.runs(RunSelection(results.budget))}
     done = sum(configurations.get(key) == record.configuration for key, record in records.items())
     minutes = sum(record.provenance["wall_seconds"] for record in records.values()) / 60
     row = [f"{done} of {len(configurations)}", len(records) - done, f"{minutes:.0f}", *_machines(records)]
     headings = ["runs of this command", "other runs", "minutes of all", "machine", "torch"]
-    return {**experiment.tables(records), "Runs": markdown(headings, [row])}
+    tables = experiment.tables(records) | {"Runs": markdown(headings, [row])}
+    return {heading: table for heading, table in tables.items() if table}
 
 
 def _machines(records: dict[str, Record]) -> tuple[str, str]:

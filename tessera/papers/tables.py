@@ -121,17 +121,27 @@ def curves_table(
     return markdown([*headings, *map(length.format, lengths)], rows)
 
 
-def stages_table(
-    records: Mapping[str, Record], cells: Mapping[str, Callable[[Any], str]], minutes: str = "minutes"
-) -> str:
-    """A row for each training by a curriculum: parameters, `cells` (heading -> of a stage) of all stages, minutes."""
+def stages_table(records: Mapping[str, Record], cells: Mapping[str, str], minutes: str = "minutes") -> str:
+    """A row for each training by a curriculum: parameters, `cells` of all stages (heading -> form of one), minutes."""
     rows = []
     for key, record in records.items():
         stages = record.outcome["stages"]
-        of_stages = ["; ".join(map(cell, stages)) or "-" for cell in cells.values()]
+        of_stages = ["; ".join(form.format(**stage) for stage in stages) or "-" for form in cells.values()]
         seconds = sum(stage["seconds"] for stage in stages)
         rows.append([key, f"{record.outcome['parameters']:,}", *of_stages, f"{seconds / 60:.1f}" if stages else "-"])
     return markdown(["run", "parameters", *cells, minutes], rows)
+
+
+def trainings_table(
+    records: Mapping[str, Record], names: Mapping[str, str], loss: str, shares: Callable[[Record], Mapping[str, float]]
+) -> str:
+    """A row for each training: model, seed, `loss` at its end, and `shares` of it (heading -> share) in percent."""
+    rows, headings = [], list(shares(next(iter(records.values()))))
+    for model, seeds in by_model(records, names).items():
+        for record in seeds:
+            about = [names[model], record.configuration.seed, f"{record.outcome['training']['loss']:.2f}"]
+            rows.append([*about, *(f"{100 * share:.1f}" for share in shares(record).values())])
+    return markdown(["model", "seed", loss, *headings], rows)
 
 
 def settings_table(rows: Mapping[str, tuple[Any, Any]]) -> str:

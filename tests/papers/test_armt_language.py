@@ -11,9 +11,16 @@ from tessera.data.sources import text_source
 from tessera.data.tokenizers import build_tokenizer
 from tessera.data.windows import ValidationWindows
 from tessera.evaluation.loss import EvaluationText
-from tessera.papers.armt_language import run as module
-from tessera.papers.armt_language.report import difference
-from tessera.papers.armt_language.run import BASES, BUDGETS, CONTINUED, MODELS, SegmentsAlone, bits_by_segment
+from tessera.papers.armt_language import report as module
+from tessera.papers.armt_language.report import (
+    BASES,
+    BUDGETS,
+    CONTINUED,
+    MODELS,
+    SegmentsAlone,
+    bits_by_segment,
+    difference,
+)
 from tessera.papers.experiment import EXPERIMENTS, Run, RunContext, RunSelection
 from tessera.recipes.sections import TokenizerSpec
 from tests.covering import some

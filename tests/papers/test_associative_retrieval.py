@@ -6,18 +6,20 @@ import pytest
 import torch
 
 from tessera.models.small_models import ModelSize
-from tessera.papers.associative_retrieval.report import EXPERIMENT, curves, numbers_kept
-from tessera.papers.associative_retrieval.run import (
+from tessera.papers.associative_retrieval.report import (
     BUDGETS,
     BY_GRADIENT,
     CONTEXTS_AT_ONCE,
+    EXPERIMENT,
     KEY_SIZE,
     NAMES,
     VOCABULARY,
     build,
+    curves,
     exact_match,
     mean_loss,
     memory_norms,
+    numbers_kept,
     stage,
 )
 from tessera.papers.associative_retrieval.task import AssociativeRetrieval, capacity

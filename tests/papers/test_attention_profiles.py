@@ -9,8 +9,13 @@ from torch.utils.data import Dataset
 
 import tessera
 from tessera.models.transformer import transformer_config
-from tessera.papers.attention_profiles.report import EXPERIMENT, rank_correlation
-from tessera.papers.attention_profiles.run import describe, mean_profile, recent_peak_width
+from tessera.papers.attention_profiles.report import (
+    EXPERIMENT,
+    describe,
+    mean_profile,
+    rank_correlation,
+    recent_peak_width,
+)
 from tessera.papers.experiment import Record, RunSelection
 from tests.inspection.test_recall import build
 

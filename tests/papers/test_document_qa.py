@@ -5,8 +5,7 @@ from itertools import combinations
 import torch
 
 from tessera.models.small_models import build_small_model
-from tessera.papers.document_qa.report import EXPERIMENT
-from tessera.papers.document_qa.run import BUDGETS
+from tessera.papers.document_qa.report import BUDGETS, EXPERIMENT
 from tessera.papers.experiment import RunContext
 
 SMOKE = BUDGETS["smoke"]

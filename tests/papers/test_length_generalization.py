@@ -7,8 +7,7 @@ import torch
 
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
 from tessera.papers.experiment import RunSelection
-from tessera.papers.length_generalization.report import EXPERIMENT, FACTORS, half
-from tessera.papers.length_generalization.run import SETTINGS, evaluate, sharper
+from tessera.papers.length_generalization.report import EXPERIMENT, FACTORS, SETTINGS, evaluate, half, sharper
 from tests.tasks.cases import case_of
 
 

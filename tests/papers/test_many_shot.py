@@ -6,8 +6,7 @@ import pytest
 
 from tessera.papers.experiment import Record, RunSelection
 from tessera.papers.many_shot.prompts import STRATEGIES
-from tessera.papers.many_shot.report import EXPERIMENT, best
-from tessera.papers.many_shot.run import BUDGETS, build, evaluate
+from tessera.papers.many_shot.report import BUDGETS, EXPERIMENT, best, build, evaluate
 from tests.tasks.cases import case_of
 
 SMOKE = BUDGETS["smoke"]

@@ -118,10 +118,7 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
     parts["Facts that are written, per cent"] = markdown(["run", *PARTS.values()], facts)
     parts["Trainings"] = stages_table(
         records,
-        {
-            "stages: segments: steps": lambda stage: f"{stage['length']}: {stage['steps_done']} of {stage['steps']}",
-            "best score of each": lambda stage: f"{stage['best']:.3f}",
-        },
+        {"stages: segments: steps": "{length}: {steps_done} of {steps}", "best score of each": "{best:.3f}"},
     )
     parts["Settings"] = settings_of(records.values(), SETTINGS)
     return {heading: table for heading, table in parts.items() if table}

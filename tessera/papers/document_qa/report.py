@@ -1,15 +1,193 @@
-"""Document questions: accuracy by length after training and after tuning, beside the paper's, and the settings.
+"""Document questions: trained on short samples, asked about longer ones, tuned at a long one, asked again.
 
-The paper's numbers are of RULER's questions about documents: accuracy in percent.
+Accuracy by length after training and after tuning; the paper's numbers are of RULER's questions about documents.
 """
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+from tessera.models.sizes import num_parameters
 from tessera.papers.curves import doubling, draw_curve, panels, styles
-from tessera.papers.document_qa.run import NAMES, DocumentSettings, execute, plan
-from tessera.papers.experiment import LIBRARY, Experiment, Record
-from tessera.papers.tables import Curve, by_model, curves_table, markdown, points_of, settings_table, spread
+from tessera.papers.document_qa.task import FULL_WORDING, DocumentQA
+from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, RunSelection
+from tessera.papers.tables import (
+    Curve,
+    by_model,
+    curves_table,
+    markdown,
+    points_of,
+    settings_table,
+    spread,
+    trainings_table,
+)
+from tessera.papers.task_stage import (
+    EarlyStage,
+    TaskStage,
+    held_out_scores,
+    scores_of_memories,
+    small_model,
+    train_stages,
+)
+from tessera.training.fit import FitOptions
+
+# Names of rows, in the order of tables and figures.
+NAMES = {
+    "mosaic_v2": "Memory Mosaic v2",
+    "llama": "Llama twin (RoPE)",
+    "transformer_alibi": "Transformer (ALiBi)",
+    "lstm": "LSTM",
+}
+TUNING_SEED = 500_000  # apart from the seeds of the training's steps
+# v2's key extractors start with small weights, which larger ones or a higher rate overrun. It learns the task in a few
+# hundred steps; its twin needs thousands, from larger weights, and easier forms of the task first. ALiBi and the LSTM
+# are trained as long as the twin, without these forms.
+V2_LEARNING_RATE, V2_SHARE_OF_STEPS = 1e-3, 0.15
+
+
+@dataclass(frozen=True)
+class DocumentSettings:
+    """One training, one tuning, and the tests after each.
+
+    Attributes:
+        hidden_size, num_layers, num_heads: of the transformer whose number of parameters every model has. span: the
+            short-term memory's; the long-term delay is a quarter of it in tests, and from there to the span in training
+            and tuning.
+        task_fields: settings of the task. lengths, batch_size, fit: of the training, whose steps have samples of these
+            lengths in turn. tuned_length, tuned_batch_size, tuning: of the tuning that follows.
+        initialization: of v2 and its twin, see `ModelSize`. early_stages: before the training, of the twin alone.
+        test_lengths: after training. tuned_test_lengths: after tuning. test_tokens: as many samples are tested at a
+            length as this holds, within `test_samples` (fewest, most).
+    """
+
+    model: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    span: int
+    task_fields: dict[str, Any]
+    lengths: tuple[int, ...]
+    batch_size: int
+    fit: FitOptions
+    tuned_length: int
+    tuned_batch_size: int
+    tuning: FitOptions
+    test_lengths: tuple[int, ...]
+    tuned_test_lengths: tuple[int, ...]
+    test_tokens: int
+    test_samples: tuple[int, int] = (16, 200)
+    initialization: str = "normal"
+    early_stages: tuple[EarlyStage, ...] = ()
+    seed: int = 0
+
+    @property
+    def length(self) -> int:
+        """The longest of training."""
+        return max(self.lengths)
+
+    def task_at(self, length: int) -> DocumentQA:
+        """The task with samples of so many tokens."""
+        return DocumentQA(length=length, **self.task_fields)
+
+    def stages(self) -> list[TaskStage]:
+        """Early stages, training, tuning."""
+        seed, stages = self.seed * 10_000_019, []
+        for number, stage in enumerate(self.early_stages):
+            tasks = tuple(DocumentQA(**{**self.task_fields, **easier}) for easier in stage.tasks)
+            stages.append(stage.as_stage(number, tasks, self.batch_size, seed))
+        trained, tuned = tuple(map(self.task_at, self.lengths)), (self.task_at(self.tuned_length),)
+        return [
+            *stages,
+            TaskStage("training", trained, self.batch_size, self.fit, seed),
+            TaskStage("tuning", tuned, self.tuned_batch_size, self.tuning, seed + TUNING_SEED),
+        ]
+
+    def run(self, model: str, seed: int) -> Run:
+        """The same for another model and seed."""
+        changes: dict[str, Any] = {"initialization": "fan_in"} if model == "llama" else {"early_stages": ()}
+        if model == "mosaic_v2":
+            steps = max(2, round(V2_SHARE_OF_STEPS * self.fit.steps))
+            changes["fit"] = replace(self.fit, learning_rate=V2_LEARNING_RATE, steps=steps)
+        settings = replace(self, model=model, seed=seed, **changes)
+        tokens = settings.fit.steps * self.batch_size * sum(self.lengths) // len(self.lengths)
+        tokens += self.tuning.steps * self.tuned_batch_size * self.tuned_length
+        return Run(f"{model}/seed {seed}", settings, float(tokens * (1.6 if model == "mosaic_v2" else 1.0)))
+
+
+def _early_stages(options: FitOptions) -> tuple[EarlyStage, ...]:
+    """From four names in the plainest wording to 400 in several documents.
+
+    Among four names a model soon finds that the answer is the place behind the same name. Then come more words between
+    them, more names, more documents; wordings take turns, so that none is forgotten.
+    """
+    plain, full, all_wordings = 0, FULL_WORDING, range(FULL_WORDING + 1)
+    stages = (
+        (250, [(plain, 4, 1)]),
+        (1200, [(wording, 4, 1) for wording in all_wordings]),
+        (500, [(wording, 8, 1) for wording in all_wordings]),
+        (600, [*((wording, 16, 1) for wording in all_wordings), (full, 16, 2)]),
+        (600, [(full, 64, documents) for documents in (1, 2, 3)]),
+        (600, [(full, 400, documents) for documents in (1, 2, 3)]),
+    )
+
+    def easier(wording: int, known_names: int, documents: int) -> dict[str, Any]:
+        length = DocumentQA(questions=4, wording=wording).length_of(documents)
+        return {"questions": 4, "wording": wording, "known_names": known_names, "length": length}
+
+    return tuple(
+        EarlyStage(tuple(easier(*task) for task in tasks), replace(options, steps=steps, weight_decay=0.0), 32)
+        for steps, tasks in stages
+    )
+
+
+_FIT = FitOptions(
+    3000, 2e-3, warmup_ratio=0.05, weight_decay=0.1, betas=(0.9, 0.98), clip=1.0, scalar_learning_rate_scale=50.0
+)
+# Reduced: trained at up to 128 tokens (one to three documents), asked at up to eight times as many, tuned at 1,024 and
+# asked at twice that.
+_CPU = DocumentSettings(
+    "mosaic_v2", 64, 2, 4, 16, {"questions": 4, "num_names": 400}, (64, 64, 96, 128), 16, _FIT, 1024, 2,
+    replace(_FIT, steps=100, learning_rate=5e-4), test_lengths=(128, 256, 512, 1024),
+    tuned_test_lengths=(128, 256, 512, 1024, 2048), test_tokens=16_384, early_stages=_early_stages(_FIT),
+)  # fmt: skip
+_SMOKE = replace(
+    _CPU, hidden_size=16, num_heads=2, task_fields={"questions": 2, "num_names": 40}, lengths=(64,), batch_size=2,
+    fit=FitOptions(2, 1e-3), tuned_length=128, tuned_batch_size=1, tuning=FitOptions(2, 1e-3), test_lengths=(64, 128),
+    tuned_test_lengths=(64, 128), test_tokens=256, test_samples=(2, 2),
+    early_stages=(EarlyStage(({"wording": 0, "known_names": 8, "length": 36},), FitOptions(2, 1e-3), 2),),
+)  # fmt: skip
+BUDGETS = {"smoke": _SMOKE, "cpu": _CPU}
+SEEDS = {"smoke": 1, "cpu": 2}
+
+
+def plan(selection: RunSelection) -> list[Run]:
+    """Seed by seed, all models of a seed."""
+    seeds = range(selection.seeds or SEEDS[selection.budget])
+    return [BUDGETS[selection.budget].run(name, seed) for seed in seeds for name in selection.models or NAMES]
+
+
+def execute(run: Run, context: RunContext) -> dict[str, Any]:
+    """Train, test, tune and test; v2 each time once more with its long-term memories off."""
+    settings = run.configuration
+    vocab_size = settings.task_at(settings.length).vocab_size
+    model = small_model(settings, settings.model, vocab_size=vocab_size, max_positions=16 * settings.span)
+    model.to(context.device)
+
+    def scores(lengths: tuple[int, ...]) -> dict[str, list[float]]:
+        """Length -> mean, standard error over samples and count of the share of right answers."""
+        tested = (settings.test_tokens, settings.test_samples, context.device)
+        estimates = {n: held_out_scores(model, settings.task_at(n), n, *tested) for n in lengths}
+        return {str(length): list(of_length["exact_match"]) for length, of_length in estimates.items()}
+
+    def test(stage: str) -> dict[str, Any]:
+        """The scores after a stage; none after the early ones."""
+        lengths = {"training": settings.test_lengths, "tuning": settings.tuned_test_lengths}.get(stage)
+        return scores_of_memories(model, partial(scores, lengths)) if lengths else {}
+
+    return {"parameters": num_parameters(model), **train_stages(model, settings.stages(), context, test)}
+
 
 STAGES = {"training": "After training", "tuning": "After tuning"}
 OFF = "Memory Mosaic v2, long-term memories off"
@@ -53,24 +231,17 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
         lengths = LENGTHS[: max(map(len, PAPER[stage].values()))]
         rows = [[name, *map(_cell, row), *["-"] * (len(lengths) - len(row))] for name, row in PAPER[stage].items()]
         parts[f"{title}, paper"] = markdown(["model", *lengths], rows)
-    parts["Every training"] = _every_training(records)
-    parts["Settings"] = _settings(records.values())
-    return parts
+    parts["Every training"] = trainings_table(records, NAMES, "loss", _shares)
+    return parts | {"Settings": _settings(records.values())}
 
 
 def _cell(value: float | None) -> str:
     return "fails" if value is None else f"{value:.1f}"
 
 
-def _every_training(records: Mapping[str, Record]) -> str:
-    """Each training's loss at its end and right answers after it, in percent: a model learns the task or guesses."""
-    rows, lengths = [], list(next(iter(records.values())).outcome["training"]["scores"])
-    for model, seeds in by_model(records, NAMES).items():
-        for record in seeds:
-            training = record.outcome["training"]
-            shares = [f"{100 * training['scores'][length][0]:.1f}" for length in lengths]
-            rows.append([NAMES[model], record.configuration.seed, f"{training['loss']:.2f}", *shares])
-    return markdown(["model", "seed", "loss", *(f"{int(length):,} tokens" for length in lengths)], rows)
+def _shares(record: Record) -> dict[str, float]:
+    """Right answers after the training: a model learns the task or guesses."""
+    return {f"{int(length):,} tokens": score[0] for length, score in record.outcome["training"]["scores"].items()}
 
 
 def _settings(records: Collection[Record]) -> str:
@@ -79,11 +250,8 @@ def _settings(records: Collection[Record]) -> str:
     first = configurations[0]
     task, tuned = first.task_at(first.length), first.task_at(first.tuned_length)
     steps, rates = (spread(getattr(s.fit, name) for s in configurations) for name in ("steps", "learning_rate"))
-    early = [
-        sum(stage["steps"] for name, stage in record.outcome.items() if name.startswith("stage-"))
-        for record in records
-        if record.configuration.early_stages
-    ]
+    stages = [record.outcome.items() for record in records if record.configuration.early_stages]
+    early = [sum(stage["steps"] for name, stage in one if name.startswith("stage-")) for one in stages]
     parameters = spread(record.outcome["parameters"] for record in records)
     return settings_table(
         {

@@ -70,11 +70,9 @@ SCORED_AT_ONCE = 128  # sequences
 def plan(selection: RunSelection) -> list[Run]:
     """Every model, seed by seed."""
     seeds = range(selection.seeds or SEEDS[selection.budget])
-    names = [(name, seed) for seed in seeds for name in selection.models or MODELS]
-    return [
-        Run(f"{name}/seed {seed}", replace(BUDGETS[selection.budget], model=name, seed=seed), 1.0 + MODELS[name][1])
-        for name, seed in names
-    ]
+    names, budget = selection.models or MODELS, BUDGETS[selection.budget]
+    settings = [replace(budget, model=name, seed=seed) for seed in seeds for name in names]
+    return [Run(f"{one.model}/seed {one.seed}", one, 1.0 + MODELS[one.model][1]) for one in settings]
 
 
 def execute(run: Run, context: RunContext) -> dict[str, Any]:
@@ -143,8 +141,7 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
         learned.append([MODELS[name][2], parameters, len(seeds), *scores, f"*{_published(name)}*"])
     for key, record in records.items():
         training = record.outcome["training"]
-        reached = [[step for step, share in accuracies(record) if share >= level] for level in LEVELS]
-        steps = [f"{first[0]:,}" if first else "never" for first in reached]
+        steps = [next((f"{n:,}" for n, share in accuracies(record) if share >= level), "never") for level in LEVELS]
         trained.append([key, *steps, f"{1 - training['best']:.3f}", f"{training['seconds'] / 60:.1f}"])
     at_levels = [f"{level:.0%} right at step" for level in LEVELS]
     return {

@@ -33,6 +33,7 @@ from tessera.papers.tables import (
     mean_of,
     num_seeds,
     settings_of,
+    spread,
     with_error,
 )
 
@@ -55,7 +56,7 @@ SETTINGS: SettingsRows = {
     "peak rate": ("learning_rate", 5e-3),
     "last rate": ("recipe.training.min_learning_rate", 1e-4),
     "weight decay": ("recipe.training.weight_decay", 0.1),
-    "dropout": ("dropout", 0.05),
+    "dropout": (lambda records: spread(map(_dropout, records)), 0.05),
     "clip": ("recipe.training.clip", 1.0),
     "precision": (lambda records: " and ".join(sorted({record.outcome["precision"] for record in records})), "bf16"),
     "seeds": (num_seeds, 1),
@@ -65,18 +66,18 @@ Rows = Mapping[Row, Sequence[Record]]
 
 
 def by_row(records: Mapping[str, Record]) -> dict[Row, list[Record]]:
-    """The records but for searches by name and blocks, in the order of tables; each row by seed, at its best rate."""
+    """The records but for searches by name and blocks, in the order of tables; each row by seed, at its best rate.
+
+    That is the one with the lowest mean loss over the seeds that were trained at every rate.
+    """
     of_part = {key: record for key, record in records.items() if record.configuration.part == MAIN}
     rows = grouped(of_part, lambda settings: (settings.name, settings.num_layers))
-    order = sorted(rows, key=lambda row: (list(NAMES).index(row[0]), row[1]))
-    return {row: at_best_rate(rows[row]) for row in order}
-
-
-def at_best_rate(records: Sequence[Record]) -> list[Record]:
-    """Of one row those of the rate with the lowest mean loss over the seeds that were trained at every rate."""
-    losses = loss_by_rate(records)
-    best = min(losses, key=losses.__getitem__)
-    return [record for record in records if record.configuration.learning_rate == best]
+    at_best_rate: dict[Row, list[Record]] = {}
+    for row in sorted(rows, key=lambda row: (list(NAMES).index(row[0]), row[1])):
+        losses = loss_by_rate(rows[row])
+        best = min(losses, key=losses.__getitem__)
+        at_best_rate[row] = [record for record in rows[row] if record.configuration.learning_rate == best]
+    return at_best_rate
 
 
 def loss_by_rate(records: Sequence[Record]) -> dict[float, float]:
@@ -95,6 +96,12 @@ def loss(record: Record) -> float:
 
 def _loss_cell(seeds: Sequence[Record]) -> str:
     return with_error(mean_of(list(map(loss, seeds))) if seeds else None, ".3f")
+
+
+def _dropout(record: Record) -> float:
+    """Of the residual stream."""
+    section = record.configuration.recipe["model"]
+    return section.get("residual_dropout", section.get("dropout", 0.0))
 
 
 def _difference_cell(seeds: Sequence[Record], others: Sequence[Record]) -> str:
@@ -121,7 +128,7 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
             "Learning rates": _rates(of_text),
             "Settings": settings_of([record for seeds in rows.values() for record in seeds], SETTINGS),
         }
-        tables |= {f"{heading} ({text})" if text else heading: table for heading, table in made.items() if table}
+        tables |= {f"{heading} ({text})" if text else heading: table for heading, table in made.items()}
     return tables
 
 
@@ -219,14 +226,13 @@ def _draw_trainings(axis: "Axes", rows: Rows, depths: Sequence[int]) -> None:
     highest = 0.0
     for (name, depth), seeds in rows.items():
         if name in COLORS:
-            style: dict[str, Any] = {
-                "color": COLORS[name],
-                "alpha": 0.3 + 0.7 * depths.index(depth) / max(1, len(depths) - 1),
-            }
-            for part, look in (("training", {"lw": 0.5, "ls": ":"}), ("validation", {"lw": 1.5})):
+            alpha = 0.3 + 0.7 * depths.index(depth) / max(1, len(depths) - 1)
+            for part, look in (("training", {"lw": 0.5, "ls": ":"}), ("validation", {"lw": 1.5, "ls": "-"})):
                 tokens, losses = zip(*seeds[0].outcome[part])
                 label = f"{NAMES[name]}, {depth}" if part == "validation" else None
-                axis.plot([count / 1e6 for count in tokens], losses, label=label, **style, **look)
+                axis.plot(
+                    [count / 1e6 for count in tokens], losses, label=label, color=COLORS[name], alpha=alpha, **look
+                )
                 late = [value for count, value in zip(tokens, losses) if count >= 0.1 * tokens[-1]]
                 highest = max([highest, *late]) if part == "validation" else highest
     axis.set(xlabel="tokens seen, millions", title="Validation (lines) and training (dotted), by blocks")
@@ -235,15 +241,6 @@ def _draw_trainings(axis: "Axes", rows: Rows, depths: Sequence[int]) -> None:
 
 
 EXPERIMENT = Experiment(
-    LIBRARY["language_modeling"],
-    settings=LanguageSettings,
-    plan=plan,
-    execute=execute,
-    tables=tables,
-    plot=plot,
-    models=MODELS,
-    kernels=KERNELS,
-    published=PUBLISHED_RECIPES,
-    takes_data=True,
-    long=True,
-)
+    LIBRARY["language_modeling"], LanguageSettings, plan, execute, tables, plot, MODELS, KERNELS, PUBLISHED_RECIPES,
+    takes_data=True, long=True,
+)  # fmt: skip

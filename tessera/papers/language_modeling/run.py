@@ -30,20 +30,12 @@ POSITIONS = {"transformer": "absolute", "transformer_rope": "rope", "transformer
 MODELS = ("mosaic", "mosaic_v2", *POSITIONS)
 KERNELS = tuple(PAPER_KERNELS)
 MOSAIC = "mosaic gaussian"
+V2_COMPACT = ("sparsemax", "biweight", "triweight")
 # Names of rows, model and kernel, in the order of tables and figures.
+_OF_KERNELS = {kernel: name.replace("Bi", "bi").replace("Tri", "tri") for kernel, name in PAPER_KERNELS.items()}
 NAMES = {
-    MOSAIC: "Mosaic, Gaussian",
-    "mosaic sparsemax": "Mosaic, Epanechnikov (sparsemax)",
-    "mosaic biweight": "Mosaic, biweight",
-    "mosaic triweight": "Mosaic, triweight",
-    "mosaic relumax": "Mosaic, Epanechnikov (ReLUmax)",
-    "mosaic normalized_relu": "Mosaic, Epanechnikov (normalised ReLU)",
-    "mosaic gaussian_knn": "Mosaic, Gaussian kNN, k = 16",
-    "mosaic uniform_knn": "Mosaic, uniform kNN, k = 16",
-    "mosaic_v2 gaussian": "Mosaic v2, Gaussian",
-    "mosaic_v2 sparsemax": "Mosaic v2, Epanechnikov (sparsemax)",
-    "mosaic_v2 biweight": "Mosaic v2, biweight",
-    "mosaic_v2 triweight": "Mosaic v2, triweight",
+    **{f"mosaic {kernel}": f"Mosaic, {name}" for kernel, name in _OF_KERNELS.items()},
+    **{f"mosaic_v2 {kernel}": f"Mosaic v2, {_OF_KERNELS[kernel]}" for kernel in ("gaussian", *V2_COMPACT)},
     "transformer": "Transformer, learned positions",
     "transformer_rope": "Transformer, RoPE",
     "transformer_alibi": "Transformer, ALiBi",
@@ -52,7 +44,7 @@ MAIN_NAMES = (MOSAIC, *POSITIONS)
 V2 = "mosaic_v2 gaussian"
 LONG_NAMES = (MOSAIC, V2, "transformer_rope", "transformer")
 OTHER_KERNELS = tuple(f"mosaic {kernel}" for kernel in KERNELS if kernel != "gaussian")
-V2_KERNELS = tuple(f"mosaic_v2 {kernel}" for kernel in ("sparsemax", "biweight", "triweight"))
+V2_KERNELS = tuple(f"mosaic_v2 {kernel}" for kernel in V2_COMPACT)
 SEARCH, MAIN = "rates", ""
 
 
@@ -91,12 +83,6 @@ class LanguageSettings(RecipeSettings):
         return self.recipe["model"]["num_layers"]
 
     @property
-    def dropout(self) -> float:
-        """Of the residual stream."""
-        section = self.recipe["model"]
-        return section.get("residual_dropout", section.get("dropout", 0.0))
-
-    @property
     def learning_rate(self) -> float:
         """Its peak."""
         return self.recipe["training"]["learning_rate"]
@@ -127,12 +113,8 @@ class Trainings:
 
     def points(self, names: Sequence[str], seeds: int) -> "Iterator[tuple[int, int, str, float | None]]":
         """(seed, depth, name, searched rate) of each training of the models among `names`."""
-        return product(
-            range(1) if self.first else range(1, seeds),
-            self.depths,
-            [name for name in names if name in self.names],
-            self.rates,
-        )
+        seeds_here = range(1) if self.first else range(1, seeds)
+        return product(seeds_here, self.depths, [name for name in names if name in self.names], self.rates)
 
 
 # The peak learning rates that the trainings of "cpu" chose (table "Learning rates"). The other kernels were searched at
@@ -233,7 +215,9 @@ def plan(selection: RunSelection) -> list[Run]:
 def _run(budget: str, part: Trainings, seed: int, depth: int, name: str, rate: float | None, text: Text | None) -> Run:
     model, _, kernel = name.partition(" ")
     overrides = [*OVERRIDES[budget], f"model.num_layers={depth}", f"seed={seed}"]
-    overrides.append(f"training.learning_rate={rate or rate_of(name, depth)}")
+    # The chosen rate is that of the nearest searched depth that is no deeper.
+    chosen = {known: of_depth for (row, known), of_depth in RATES.items() if row == name and known <= depth}
+    overrides.append(f"training.learning_rate={rate or (chosen[max(chosen)] if chosen else DEFAULT_RATE)}")
     if part.steps:
         overrides += [f"training.steps={part.steps}", f"training.warmup_steps={part.steps // 10}"]
     if kernel not in ("", "gaussian"):
@@ -259,13 +243,6 @@ def _run(budget: str, part: Trainings, seed: int, depth: int, name: str, rate: f
 def blocks(number: int) -> str:
     """So many blocks, as keys of runs and tables say it."""
     return f"{number} block{'s' * (number > 1)}"
-
-
-def rate_of(name: str, num_layers: int) -> float:
-    """The chosen rate: that of the nearest searched depth that is no deeper, else of one block."""
-    known = {depth: rate for (model, depth), rate in RATES.items() if model == name}
-    depths = [depth for depth in known if depth <= num_layers]
-    return known[max(depths)] if depths else DEFAULT_RATE
 
 
 def texts_of(data: Sequence[str] | None) -> list[Text]:
@@ -319,15 +296,14 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
     context.report(1.0, "validating")
     model = load_model(folder).to(context.device)
     measured = evaluate_text(model, load_tokenizer(folder), evaluation_text(folder), sequences=settings.sequences)
+    validations = [line for line in lines if "validation_loss" in line]
     per_step = settings.tokens // settings.recipe["training"]["steps"]
     return {
         "precision": resolve_precision(settings.recipe["training"]["precision"]),
         "parameters": num_parameters(model),
         "tokens": settings.tokens,
         "training": [[line["tokens"], round(line["loss"], 4)] for line in lines if line.get("loss") is not None],
-        "validation": [
-            [line["step"] * per_step, round(line["validation_loss"], 4)] for line in lines if "validation_loss" in line
-        ],
+        "validation": [[line["step"] * per_step, round(line["validation_loss"], 4)] for line in validations],
         "tokens_per_second": [line["tokens_per_second"] for line in lines if line.get("tokens_per_second")][-1],
         "loss": measured["loss"],
         "bits_per_byte": measured["bits_per_byte"],

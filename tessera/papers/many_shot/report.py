@@ -1,16 +1,152 @@
-"""Many-shot classification: accuracy by shots, the lead over the twin, all prompt strategies, the settings.
+"""Many-shot classification: trained on some classes, tested on others, with up to four times the shots.
 
-The paper's figures 3 to 6, 10 and 11 are curves without numbers.
+Accuracy by shots, the lead over the twin, all prompt strategies; the paper's figures are curves without numbers.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+from transformers import PreTrainedModel
+
+from tessera.evaluation.continuations import Request
+from tessera.models.sizes import num_parameters
 from tessera.papers.curves import doubling, draw_curve, panels, styles
-from tessera.papers.experiment import LIBRARY, Experiment, Record
-from tessera.papers.many_shot.prompts import STRATEGIES
-from tessera.papers.many_shot.run import NAMES, ManyShotSettings, execute, plan
-from tessera.papers.tables import Curve, by_model, curves_table, markdown, points_of, settings_table, spread
+from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, RunSelection
+from tessera.papers.many_shot.prompting import episode_answers, over_contexts, shares_of
+from tessera.papers.many_shot.prompts import DELIMITERS, STRATEGIES, Episode, Example
+from tessera.papers.many_shot.task import ManyShot
+from tessera.papers.tables import (
+    Curve,
+    by_model,
+    curves_table,
+    markdown,
+    points_of,
+    settings_table,
+    spread,
+    trainings_table,
+)
+from tessera.papers.task_stage import TEST_SEED, EarlyStage, TaskStage, scores_of_memories, small_model, train_stages
+from tessera.training.fit import FitOptions
+
+# Names of rows, in the order of tables and figures.
+NAMES = {"mosaic_v2": "Memory Mosaic v2", "mosaic": "Memory Mosaic v1", "llama": "Llama twin"}
+
+
+@dataclass(frozen=True)
+class ManyShotSettings:
+    """One training and its tests.
+
+    Attributes:
+        hidden_size, num_layers, num_heads: of the transformer whose number of parameters every model has.
+        task_fields: settings of the task in training; contexts of both delimiters take turns. span: the short-term
+            memory's; the long-term delay is a quarter of it in tests, and from there to the span in training.
+        batch_size, fit: of the training; batch_size counts contexts. early_stages: before it, for every model.
+        test_classes: of each context in tests. test_shots: shots of the tests. contexts, queries: tested contexts of
+            each number of shots and strategy, and queries of each context.
+    """
+
+    model: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    task_fields: dict[str, Any]
+    batch_size: int
+    fit: FitOptions
+    test_shots: tuple[int, ...]
+    contexts: int
+    queries: int
+    test_classes: int = 8
+    span: int = 32
+    early_stages: tuple[EarlyStage, ...] = ()
+    seed: int = 0
+
+    def trained_tasks(self, **easier: Any) -> tuple[ManyShot, ...]:
+        """The tasks of training, one with each delimiter; `easier`: settings of an early stage."""
+        fields = {**self.task_fields, **easier, "order": "mixed", "dense": True}
+        return tuple(ManyShot(**fields, delimiter=delimiter) for delimiter in DELIMITERS)
+
+    def stages(self) -> list[TaskStage]:
+        """All of training, the early stages first."""
+        seed, stages = self.seed * 10_000_019, []
+        for number, stage in enumerate(self.early_stages, 1):
+            tasks = tuple(task for easier in stage.tasks for task in self.trained_tasks(**easier))
+            stages.append(stage.as_stage(number, tasks, self.batch_size, seed))
+        return [*stages, TaskStage("training", self.trained_tasks(), self.batch_size, self.fit, seed)]
+
+    def tested_task(self, shots: int, strategy: str) -> ManyShot:
+        """The task of one number of shots and strategy (delimiter and order)."""
+        delimiter, order = strategy.split(", ")
+        fields = {**self.task_fields, "shots": shots, "num_classes": self.test_classes, "fewest_classes": None}
+        return ManyShot(**fields, delimiter=delimiter, order=order)
+
+    def run(self, model: str, seed: int) -> Run:
+        """The same for another model and seed."""
+        steps = sum(stage.fit.steps for stage in self.stages())
+        cost = steps * self.batch_size * self.num_layers * (1.6 if model == "mosaic_v2" else 1.0)
+        return Run(f"{model}/seed {seed}", replace(self, model=model, seed=seed), cost)
+
+
+# Reduced: contexts of 4 to 8 of 52 classes with 4 shots, tested on 17 other classes with 4 to 16 shots. In the early
+# stages texts repeat: all shots of a class are one text, then two, then three, and the query is one of them.
+_FIT = FitOptions(600, 1e-3, warmup_ratio=0.05, weight_decay=0.1, clip=1.0, scalar_learning_rate_scale=50.0)
+_EARLY = ((1, 200), (2, 75), (3, 75))  # different texts of a class, steps
+_CPU = ManyShotSettings(
+    "mosaic_v2", 128, 2, 4, {"shots": 4, "num_classes": 8, "fewest_classes": 4}, 4, _FIT,
+    test_shots=(4, 8, 16), contexts=16, queries=8,
+    early_stages=tuple(EarlyStage(({"distinct": texts},), replace(_FIT, steps=steps)) for texts, steps in _EARLY),
+)  # fmt: skip
+_SMOKE = replace(
+    _CPU, hidden_size=16, num_heads=2, task_fields={"shots": 1, "num_classes": 2, "vocab_size": 400}, batch_size=2,
+    fit=FitOptions(4, 1e-3), test_shots=(1, 2), contexts=2, queries=2, test_classes=2, span=8,
+    early_stages=(EarlyStage(({"distinct": 1},), FitOptions(2, 1e-3)),),
+)  # fmt: skip
+BUDGETS = {"smoke": _SMOKE, "cpu": _CPU}
+SEEDS = {"smoke": 1, "cpu": 3}
+
+
+def plan(selection: RunSelection) -> list[Run]:
+    """Seed by seed, all models of a seed."""
+    seeds = range(selection.seeds or SEEDS[selection.budget])
+    return [BUDGETS[selection.budget].run(name, seed) for seed in seeds for name in selection.models or NAMES]
+
+
+def execute(run: Run, context: RunContext) -> dict[str, Any]:
+    """Train on contexts that are new at every step, then test; v2 once more with its long-term memories off."""
+    settings = run.configuration
+    model = build(settings).to(context.device)
+    outcome: dict[str, Any] = train_stages(model, settings.stages(), context)
+    scores = scores_of_memories(model, partial(evaluate, model, settings, context))
+    return outcome | {"parameters": num_parameters(model)} | scores
+
+
+def build(settings: ManyShotSettings) -> PreTrainedModel:
+    """The model of a run."""
+    vocab_size = settings.trained_tasks()[0].vocabulary.get_vocab_size()
+    return small_model(settings, settings.model, vocab_size=vocab_size, max_positions=16 * settings.span)
+
+
+def evaluate(model: PreTrainedModel, settings: ManyShotSettings, context: RunContext) -> dict[str, Any]:
+    """Shots -> strategy -> score -> mean, standard error over contexts, count: `exact_match` of the greedy label, and
+    `likeliest_label`, the most likely of the context's labels."""
+    scores: dict[str, Any] = {}
+    for shots in settings.test_shots:
+        for strategy in STRATEGIES:
+            context.report(1.0, f"testing {shots} shots ({strategy})")
+            task = settings.tested_task(shots, strategy)
+            episodes = task.episodes(settings.contexts, TEST_SEED, "test", settings.queries)
+            answers = [episode_answers(model, e, partial(_requests, task, e), settings.queries) for e in episodes]
+            shares = list(map(shares_of, episodes, answers))
+            scores.setdefault(str(shots), {})[strategy] = {n: list(v) for n, v in over_contexts(shares).items()}
+    return scores
+
+
+def _requests(task: ManyShot, episode: Episode, query: Example) -> list[Request]:
+    prompt = task.prompt(episode, query)
+    return [Request(prompt, [task.label(label)]) for label in (*episode.labels, query.label)]
+
 
 WITHOUT_LONG_TERM = "Memory Mosaic v2, long-term memories off"
 SCORES = {"exact_match": "exact match", "likeliest_label": "likeliest label"}
@@ -38,13 +174,11 @@ def best(records: Mapping[str, Record], score: str) -> list[Curve]:
 
 def _scores(records: Mapping[str, Record]) -> dict[str, list[dict]]:
     """Row -> the scores of each seed, rows in the order of the tables."""
-    rows = {NAMES[model]: [r.outcome["scores"] for r in seeds] for model, seeds in by_model(records, NAMES).items()}
-    off = [r.outcome["without_long_term_memory"] for r in _in_order(records) if "without_long_term_memory" in r.outcome]
+    groups = by_model(records, NAMES)
+    rows = {NAMES[model]: [seed.outcome["scores"] for seed in seeds] for model, seeds in groups.items()}
+    outcomes = [seed.outcome for seeds in groups.values() for seed in seeds]
+    off = [outcome["without_long_term_memory"] for outcome in outcomes if "without_long_term_memory" in outcome]
     return {**rows, WITHOUT_LONG_TERM: off} if off else rows
-
-
-def _in_order(records: Mapping[str, Record]) -> list[Record]:
-    return [r for seeds in by_model(records, NAMES).values() for r in seeds]
 
 
 def tables(records: Mapping[str, Record]) -> dict[str, str]:
@@ -55,10 +189,9 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
     }
     every_strategy = strategies(records, "exact_match")
     parts["Lead of v2"] = _leads(best(records, "exact_match"))
-    parts["Every seed"] = _every_seed(records)
+    parts["Every seed"] = trainings_table(records, NAMES, "training loss", partial(_best_shares, score="exact_match"))
     parts["Every prompt strategy"] = curves_table(["model", "delimiter, order"], every_strategy, length="{} shots")
-    parts["Settings"] = _settings([*records.values()])
-    return {heading: table for heading, table in parts.items() if table}
+    return parts | {"Settings": _settings([*records.values()])}
 
 
 def _leads(rows: list[Curve]) -> str:
@@ -69,20 +202,10 @@ def _leads(rows: list[Curve]) -> str:
     return markdown(["over", *(f"{shots} shots" for shots in ours)], leads if ours else ())
 
 
-def _means(record: Record, score: str) -> dict[int, float]:
-    """By shots, the score in percent of one training with its own best strategy."""
+def _best_shares(record: Record, score: str) -> dict[str, float]:
+    """By shots, the score of one training with its own best strategy."""
     by_shots = record.outcome["scores"].items()
-    return {int(n): 100 * max(scores[score][0] for scores in by.values()) for n, by in by_shots}
-
-
-def _every_seed(records: Mapping[str, Record]) -> str:
-    """Each training: its loss at the end, and exact match."""
-    rows, shots = [], next(iter(records.values())).outcome["scores"]
-    for record in _in_order(records):
-        settings, loss = record.configuration, record.outcome["training"]["loss"]
-        means = _means(record, "exact_match").values()
-        rows.append([NAMES[settings.model], settings.seed, f"{loss:.2f}", *(f"{mean:.1f}" for mean in means)])
-    return markdown(["model", "seed", "training loss", *(f"{count} shots" for count in shots)], rows)
+    return {f"{n} shots": max(scores[score][0] for scores in by.values()) for n, by in by_shots}
 
 
 def _settings(records: list[Record]) -> str:
@@ -128,10 +251,11 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
             rows = best(records, score)
             for curve in rows:
                 draw_curve(axis, curve.points, curve.label, scale=100, bars=0, linewidth=2.5, **by_name[curve.label])
-            for record in _in_order(records):
-                means = _means(record, score)
-                color = by_name[NAMES[record.configuration.model]]["color"]
-                axis.plot(list(means), list(means.values()), color=color, linewidth=0.8, alpha=0.7)
+            for model, seeds in by_model(records, NAMES).items():
+                for seed in seeds:
+                    means = [100 * share for share in _best_shares(seed, score).values()]
+                    color = by_name[NAMES[model]]["color"]
+                    axis.plot(seed.configuration.test_shots, means, color=color, linewidth=0.8, alpha=0.7)
             axis.axhline(chance, color="black", linewidth=0.8, linestyle="--", label="guess")
             doubling(axis, [shots for curve in rows for shots in curve.points])
             axis.set(ylim=(0, 101), xlabel="shots (examples of each class)", ylabel="%", title=f"New classes: {title}")

@@ -102,12 +102,9 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
         depths = sorted({depth for _, depth in rows})
         transformers = [((MOSAIC, depth), (name, depth), (name, depth)) for name in POSITIONS for depth in depths]
         kernels = [((name, depth), (MOSAIC, depth), (name, depth)) for name, depth in rows if name not in MAIN_NAMES]
-        made = {
-            "loss by position": _losses(rows),
-            "mosaic minus transformer": _differences("transformer, blocks", rows, transformers),
-            "kernel minus Gaussian": _differences("kernel, blocks", rows, kernels),
-        }
-        tables |= {f"{text}: {heading}": table for heading, table in made.items() if table}
+        tables[f"{text}: loss by position"] = _losses(rows)
+        tables[f"{text}: mosaic minus transformer"] = _differences("transformer, blocks", rows, transformers)
+        tables[f"{text}: kernel minus Gaussian"] = _differences("kernel, blocks", rows, kernels)
     return tables
 
 
@@ -142,9 +139,8 @@ def _differences(heading: str, rows: Rows, pairs: Iterable[tuple[Row, Row, Row]]
     for ours, theirs, (name, depth) in pairs:
         changes = [difference(rows.get(ours, ()), rows.get(theirs, ()), value) for value in columns.values()]
         if changes[0] is not None:
-            lines.append(
-                [f"{NAMES[name]}, {depth}", changes[0].count, *(with_error(change, "+.3f") for change in changes)]
-            )
+            cells = [with_error(change, "+.3f") for change in changes]
+            lines.append([f"{NAMES[name]}, {depth}", changes[0].count, *cells])
     return markdown([heading, "seeds", *columns], lines)
 
 
@@ -162,26 +158,23 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
 
 
 def _draw(axis: "Axes", rows: Rows) -> None:
+    from matplotlib import colormaps
+
     depths = sorted({depth for _, depth in rows})
     lines = []
     for index, ((name, depth), seeds) in enumerate(rows.items()):
         curves = [np.asarray(record.outcome["loss_by_position"], dtype=float) for record in seeds]
         mean = moving_average(np.mean(curves, axis=0), DECAY)
         label = f"{NAMES[name]}, {depth}" if len(depths) > 1 else NAMES[name]
-        axis.plot(np.arange(1, len(mean) + 1), mean, lw=1.4, label=label, color=_color(name, depth, depths, index))
+        color: Any = f"C{index}"
+        if len(depths) > 1:
+            color = colormaps[MAPS[name]](0.4 + 0.5 * depths.index(depth) / (len(depths) - 1))
+        axis.plot(np.arange(1, len(mean) + 1), mean, lw=1.4, label=label, color=color)
         lines.append(mean[len(mean) // 16 :])
     axis.set(xlabel="tokens of context before the predicted one", ylabel="loss, nats per token")
     if lines:
         low, high = min(map(np.nanmin, lines)), max(map(np.nanmax, lines))
         axis.set_ylim(low - 0.05 * (high - low) - 1e-3, high + 0.05 * (high - low) + 1e-3)
-
-
-def _color(name: str, depth: int, depths: list[int], index: int) -> Any:
-    if len(depths) < 2:
-        return f"C{index}"
-    from matplotlib import colormaps
-
-    return colormaps[MAPS[name]](0.4 + 0.5 * depths.index(depth) / (len(depths) - 1))
 
 
 EXPERIMENT = Experiment(
