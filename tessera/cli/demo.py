@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         minutes, prompt = arguments.minutes or 5.5, PROMPT if arguments.prompt is None else arguments.prompt
         LanguageDemo(arguments.output, overrides, minutes, prompt).run()
     else:
-        from tessera.papers.passwords.demo import Demo, bundled_books
+        from tessera.papers.passwords.demo import bundled_books, demo
 
-        Demo(arguments.output, overrides, arguments.books or bundled_books(), arguments.seed or 0).run()
+        demo(arguments.output, overrides, arguments.books or bundled_books(), arguments.seed or 0)
     return 0

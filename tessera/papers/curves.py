@@ -3,15 +3,14 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from tessera.papers.tables import mean_of
 from tessera.tasks.task import Estimate
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
+# Of matplotlib, which takes half a second to import, and most commands draw nothing.
+Axes: TypeAlias = Any
+Figure: TypeAlias = Any
 MARKERS = "osD^v<>pPX*hdH8"
 COLORS = [*(f"C{index}" for index in range(10)), "black", "gold", "navy", "lime", "magenta"]
 
@@ -24,9 +23,9 @@ def styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     }
 
 
-def new_figure(width: float, height: float) -> "Figure":
+def new_figure(width: float, height: float) -> Figure:
     """A figure of so many inches, drawn without a window."""
-    from matplotlib.figure import Figure  # half a second, and most commands draw nothing
+    from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
@@ -34,7 +33,7 @@ def new_figure(width: float, height: float) -> "Figure":
 @contextmanager
 def panels(
     path: Path, width: float, height: float, rows: int = 1, columns: int = 1, title: str = "", legend: str = "each"
-) -> Iterator[list["Axes"]]:
+) -> Iterator[list[Axes]]:
     """The axes of a figure of so many inches, row by row; afterwards it gets legends and a grid and is stored.
 
     `legend`: "each" panel its own, "shared" below all of them, each name once, or "none". A panel in which nothing was
@@ -62,7 +61,7 @@ def panels(
 
 
 def draw_curve(
-    axis: "Axes", points: Mapping[Any, Estimate], label: str, *, scale: float = 1.0, bars: float = 1.0, **style: Any
+    axis: Axes, points: Mapping[Any, Estimate], label: str, *, scale: float = 1.0, bars: float = 1.0, **style: Any
 ) -> None:
     """A line through means by length, with `bars` standard errors where there are some."""
     means = [scale * point.mean for point in points.values()]
@@ -71,7 +70,7 @@ def draw_curve(
     axis.errorbar(list(points), means, yerr=errors, label=label, **style)
 
 
-def doubling(axis: "Axes", lengths: Iterable[float], form: str = "{:,}") -> None:
+def doubling(axis: Axes, lengths: Iterable[float], form: str = "{:,}") -> None:
     """A logarithmic axis of lengths that double, each named."""
     ticks = sorted(set(lengths))
     axis.set_xscale("log", base=2)
@@ -86,7 +85,7 @@ def learning_curve(seeds: Sequence[Sequence[tuple[float, float]]]) -> dict[float
     return {step: mean_of([curve[step] for curve in curves]) for step in steps}
 
 
-def draw_learning(axis: "Axes", seeds: Sequence[Sequence[tuple[float, float]]], label: str, **style: Any) -> None:
+def draw_learning(axis: Axes, seeds: Sequence[Sequence[tuple[float, float]]], label: str, **style: Any) -> None:
     """The curves of a training: each seed as a thin line, their mean as a thick one."""
     for seed in seeds if len(seeds) > 1 else ():
         axis.plot(*zip(*seed, strict=True), **{**style, "lw": 0.6, "alpha": 0.4})

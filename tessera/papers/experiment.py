@@ -140,56 +140,47 @@ def _checked(option: str, known: Sequence[str], names: Sequence[str] | None) -> 
     return tuple(dict.fromkeys(names))
 
 
+# The papers, as the sources of experiments name them.
+_ARMT, _MOSAICS, _V2 = "Associative Recurrent Memory Transformer", "Memory Mosaics", "Memory Mosaics at scale (v2)"
+_KERNELS = "Sparse Attention as Compact Kernel Regression"
 # What `tessera tasks` prints without importing any of them: that takes seconds.
 LIBRARY = {
     "armt_language": About(
-        "ARMT on language: bits per byte of each segment",
-        "Associative Recurrent Memory Transformer, appendix on language modeling",
+        "ARMT on language: bits per byte of each segment", f"{_ARMT}, appendix on language modeling"
     ),
     "associative_retrieval": About(
-        "Associative retrieval: what a memory of fixed size recalls",
-        "Associative Recurrent Memory Transformer, section 3 and appendix A",
+        "Associative retrieval: what a memory of fixed size recalls", f"{_ARMT}, section 3 and appendix A"
     ),
     "attention_profiles": About(
-        "Attention profiles: where one block looks",
-        "Memory Mosaics, appendix D, figures 14 to 16",
+        "Attention profiles: where one block looks", f"{_MOSAICS}, appendix D, figures 14 to 16"
     ),
-    "babilong": About(
-        "BABILong: facts hidden in long texts",
-        "Associative Recurrent Memory Transformer, section 4",
-    ),
+    "babilong": About("BABILong: facts hidden in long texts", f"{_ARMT}, section 4"),
     "document_qa": About(
         "Document questions: one of many documents holds the answer",
-        "Memory Mosaics at scale (v2), section 5.2, tables 3, 4, 6 and 7; RULER, Hsieh et al. 2024",
+        f"{_V2}, section 5.2, tables 3, 4, 6 and 7; RULER, Hsieh et al. 2024",
     ),
     "induction": About(
         "Induction: one block of memories, and one or two of attention",
-        "Memory Mosaics, section 3; the task of Bietti et al. 2023",
+        f"{_MOSAICS}, section 3; the task of Bietti et al. 2023",
     ),
     "language_modeling": About(
-        "Language models by depth and kernel",
-        "Memory Mosaics, section 7; Sparse Attention as Compact Kernel Regression, section 4.1",
+        "Language models by depth and kernel", f"{_MOSAICS}, section 7; {_KERNELS}, section 4.1"
     ),
     "length_generalization": About(
-        "Length generalisation: MQMTAR, sort, reverse",
-        "Sparse Attention as Compact Kernel Regression, section 4.3, tables 2, 6 and 7",
+        "Length generalisation: MQMTAR, sort, reverse", f"{_KERNELS}, section 4.3, tables 2, 6 and 7"
     ),
     "many_shot": About(
         "Many-shot classification: new classes from examples in the context",
-        "Memory Mosaics at scale (v2), section 5.3, figures 3, 4, 10 and 11",
+        f"{_V2}, section 5.3, figures 3, 4, 10 and 11",
     ),
     "out_of_distribution": About(
-        "Loss by position on text of another kind",
-        "Memory Mosaics, section 7 and figure 8; Sparse Attention as Compact Kernel Regression, figure 5",
+        "Loss by position on text of another kind", f"{_MOSAICS}, section 7 and figure 8; {_KERNELS}, figure 5"
     ),
     "regbench": About(
         "RegBench: in-context learning of regular languages",
-        "Sparse Attention as Compact Kernel Regression, table 1; Memory Mosaics, section 7 and table 3",
+        f"{_KERNELS}, table 1; {_MOSAICS}, section 7 and table 3",
     ),
-    "three_moons": About(
-        "Three moons",
-        "Memory Mosaics, section 5 and appendix A, figures 4, 5 and 10",
-    ),
+    "three_moons": About("Three moons", f"{_MOSAICS}, section 5 and appendix A, figures 4, 5 and 10"),
 }
 
 

@@ -30,10 +30,11 @@ def tables(results: Path, budget: str) -> dict[str, str]:
     parts = {"Ours": markdown(headings, rows)}
     if (results / STORIES).exists():
         parts["Ours, language"] = _stories(results / STORIES)
-    paper = [[f"benchmark: {name}", *_numbers(*pair)] for name, pair in BENCHMARKS.items()]
+    paper = {f"benchmark: {name}": pair for name, pair in BENCHMARKS.items()}
     lengths = zip(document_qa.LENGTHS, document_qa.TUNED_V2, document_qa.TUNED_V2_OFF)
-    paper += [[f"documents, {length} tokens", *_numbers(on, off)] for length, on, off in lengths]
-    return parts | {"Paper": markdown(headings, paper)}
+    paper |= {f"documents, {length} tokens": (on, off) for length, on, off in lengths}
+    cells = [[name, f"{on:.1f}", f"{off:.1f}", f"{off - on:+.1f}"] for name, (on, off) in paper.items()]
+    return parts | {"Paper": markdown(headings, cells)}
 
 
 def _rows(curves: Iterable[Curve], task: str) -> list[list[str]]:
@@ -44,10 +45,6 @@ def _rows(curves: Iterable[Curve], task: str) -> list[list[str]]:
         [task.format(n), percent(on[n]), percent(off[n]), f"{100 * (off[n].mean - on[n].mean):+.1f}"]
         for n in sorted(on.keys() & off.keys())
     ]
-
-
-def _numbers(on: float, off: float) -> list[str]:
-    return [f"{on:.1f}", f"{off:.1f}", f"{off - on:+.1f}"]
 
 
 def _stories(path: Path) -> str:

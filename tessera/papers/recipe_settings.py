@@ -1,6 +1,6 @@
 """What settings have in common whose training is a recipe."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,15 @@ _read = cache(read_recipe)  # one process makes the list of runs several times
 def recipe_mapping(name: str, overrides: Sequence[str]) -> dict[str, Any]:
     """A shipped recipe with `key=value` overrides, complete, as plain values."""
     return to_json(recipe_to_dict(_read(name, tuple(overrides))))
+
+
+def overrides_of(sections: Mapping[str, Any]) -> list[str]:
+    """The `section.key=value` of each value; a text stands for a whole section."""
+    overrides = []
+    for section, values in sections.items():
+        keys = {section: values} if isinstance(values, str) else {f"{section}.{key}": values[key] for key in values}
+        overrides += [f"{key}={value}" for key, value in keys.items()]
+    return overrides
 
 
 def trained(recipe: Recipe, folder: Path, report: Report = unreported) -> Path:

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 from tessera.base.errors import TesseraError
 from tessera.base.files import write_atomically, write_text_atomically
-from tessera.papers.experiment import EXPERIMENTS, Experiment, Record, RunSelection
+from tessera.papers.experiment import EXPERIMENTS, Record, RunSelection
 from tessera.papers.results import ResultsFile
 from tessera.papers.tables import markdown
 
@@ -20,17 +20,17 @@ def write_report(results: ResultsFile) -> Path:
     """Draw the figure and write the tables of all stored runs; returns the tables' path."""
     records = results.read()
     figure, tables = results.path.with_suffix(".png"), results.path.with_suffix(".md")
-    write_atomically(figure, lambda temporary: _plot(EXPERIMENTS[results.experiment], records, temporary))
+
+    def plot(temporary: Path) -> None:
+        # matplotlib knows the format by the name. Beside the results a kill would leave a file that nothing deletes.
+        with TemporaryDirectory() as folder:
+            image = Path(folder) / "figure.png"
+            EXPERIMENTS[results.experiment].plot(records, image)
+            shutil.copyfile(image, temporary)
+
+    write_atomically(figure, plot)
     write_text_atomically(tables, report_text(results))
     return tables
-
-
-def _plot(experiment: Experiment, records: dict[str, Record], temporary: Path) -> None:
-    # matplotlib knows the format by the name. Beside the results a kill would leave a file that nothing deletes.
-    with TemporaryDirectory() as folder:
-        image = Path(folder) / "figure.png"
-        experiment.plot(records, image)
-        shutil.copyfile(image, temporary)
 
 
 def report_text(results: ResultsFile) -> str:

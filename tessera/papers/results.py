@@ -53,18 +53,16 @@ class ResultsFile:
             raise TesseraError(f"{self.path}: must be a results file of Tessera; got {error!r}. {advice}") from None
         if header != self.header():
             raise TesseraError(f"{self.path}: must be of {self.header()}; got {header}. {advice}")
-        return {key: self._typed(key, record) for key, record in runs.items()}
-
-    def _typed(self, key: str, record: Record) -> Record:
+        settings = EXPERIMENTS[self.experiment].settings
         try:
-            settings = EXPERIMENTS[self.experiment].settings
-            return replace(record, configuration=from_json(settings, record.configuration, key))
+            typed = {key: from_json(settings, record.configuration, key) for key, record in runs.items()}
         except TesseraError as error:
             problem = str(error).splitlines()[0]
             raise TesseraError(
                 f"{self.path}: must hold settings of this version of Tessera; got {problem} "
                 "Run results/migrate.py on it, move it away, or choose another --output."
             ) from None
+        return {key: replace(record, configuration=typed[key]) for key, record in runs.items()}
 
     def header(self) -> dict[str, Any]:
         """What must agree before records stand beside each other."""

@@ -14,10 +14,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -41,6 +41,11 @@ from tessera.papers.results import ResultsFile
 
 PROGRESS = "progress.json"
 LINE_SECONDS = 60.0
+# A fork would copy PyTorch's threads in whatever state they are.
+SPAWN = multiprocessing.get_context("spawn")
+LOCK = "run.lock"
+DRAWN_EVERY = 10.0  # seconds, at most: some runs are quicker than the figure
+CHECKPOINTS = Path("runs/reproduce")
 
 
 @dataclass(frozen=True)
@@ -95,10 +100,6 @@ class Bar:
     def close(self) -> None:
         """Take the bar away."""
         self.bar.close()
-
-
-# A fork would copy PyTorch's threads in whatever state they are.
-SPAWN = multiprocessing.get_context("spawn")
 
 
 @dataclass(frozen=True)
@@ -215,11 +216,6 @@ def _prepare(ended: Connection, imports: Sequence[str]) -> None:
         plugins.import_file(name)
 
 
-LOCK = "run.lock"
-DRAWN_EVERY = 10.0  # seconds, at most: some runs are quicker than the figure
-CHECKPOINTS = Path("runs/reproduce")
-
-
 def reproduce(
     name: str,
     selection: RunSelection,
@@ -243,7 +239,11 @@ def reproduce(
     experiment = EXPERIMENTS[name]
     for option, value in (("--seeds", selection.seeds), ("--workers", workers)):
         expect(value is None or value >= 1, "reproduce", option, "be at least 1", value)
-    runs = _matching(experiment.runs(selection), only)
+    planned = experiment.runs(selection)
+    runs = [run for run in planned if only is None or fnmatchcase(run.key, only)]
+    if not runs:
+        keys = ", ".join(run.key for run in planned[:3])
+        raise TesseraError(f"reproduce: --only must match a run; got {only!r}. Runs are {keys}, ...")
     results = ResultsFile(output, name, selection.budget)
     done = {key: record.configuration for key, record in results.read().items()}
     pending = [run for run in runs if done.get(run.key) != run.configuration]
@@ -251,34 +251,19 @@ def reproduce(
         results.prepare()
         job = Job(name, checkpoints / name / selection.budget, imports)
         try:
-            with _alone_in([job.folder(run) for run in pending]):
+            with ExitStack() as stack:  # no other process in the runs' folders
+                for folder in map(job.folder, pending):
+                    with writing(folder):
+                        folder.mkdir(parents=True, exist_ok=True)
+                        stack.enter_context(held(folder / LOCK, "Wait for it, or choose other runs with --only."))
+                        for path in folder.glob("*.tmp"):  # what processes that died have left half written
+                            remove(path)
                 _do(job, runs, pending, results, workers)
         except BaseException:
             if results.path.exists():
                 write_report(results)  # what was finished since it was last drawn
             raise
     return write_report(results)
-
-
-@contextmanager
-def _alone_in(folders: list[Path]) -> Iterator[None]:
-    """Keep other processes out of the runs' folders, and delete what those that died have left half written."""
-    with ExitStack() as stack:
-        for folder in folders:
-            with writing(folder):
-                folder.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(held(folder / LOCK, "Wait for it, or choose other runs with --only."))
-                for path in folder.glob("*.tmp"):
-                    remove(path)
-        yield
-
-
-def _matching(runs: list[Run], pattern: str | None) -> list[Run]:
-    matching = [run for run in runs if pattern is None or fnmatchcase(run.key, pattern)]
-    if not matching:
-        keys = ", ".join(run.key for run in runs[:3])
-        raise TesseraError(f"reproduce: --only must match a run; got {pattern!r}. Runs are {keys}, ...")
-    return matching
 
 
 def _do(job: Job, runs: list[Run], pending: list[Run], results: ResultsFile, workers: int | None) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any
 
 import torch
@@ -61,8 +60,12 @@ def train_stages(
         def report(share: float, note: str, stage: TaskStage = stage, done: int = done) -> None:
             context.report((done + share * stage.fit.steps * stage.batch_size) / total, note)
 
+        def loss(step: int, stage: TaskStage = stage) -> torch.Tensor:
+            examples = stage.tasks[step % len(stage.tasks)].sample(stage.batch_size, stage.first_seed + step)
+            return model(input_ids=examples.tokens.to(model.device), labels=examples.labels.to(model.device)).loss
+
         options: dict[str, Any] = {"report": report, "validate": validate, "name": stage.name}
-        outcome = fit(model, partial(_loss, model, stage), stage.fit, context.folder, **options)
+        outcome = fit(model, loss, stage.fit, context.folder, **options)
         outcomes[stage.name] = outcome.outcome() | test(stage.name)
         done += stage.fit.steps * stage.batch_size
     return outcomes
@@ -101,8 +104,3 @@ def held_out_scores(
         return model(input_ids=examples.tokens.to(device), use_cache=False).logits.float()
 
     return score_batches(task, batches, predictions)
-
-
-def _loss(model: PreTrainedModel, stage: TaskStage, step: int) -> torch.Tensor:
-    examples = stage.tasks[step % len(stage.tasks)].sample(stage.batch_size, stage.first_seed + step)
-    return model(input_ids=examples.tokens.to(model.device), labels=examples.labels.to(model.device)).loss

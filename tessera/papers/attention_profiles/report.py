@@ -6,7 +6,7 @@ Memory Mosaics, figures 14 to 16: the profiles and a few numbers of them, and pe
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,16 +18,13 @@ from tessera.inspection import recall_weights
 from tessera.models.saving.loading import load_model
 from tessera.models.sizes import num_parameters
 from tessera.models.transformer import context_limit
-from tessera.papers.curves import new_figure
+from tessera.papers.curves import Axes, new_figure
 from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, RunSelection
 from tessera.papers.language_modeling.run import POSITIONS
-from tessera.papers.recipe_settings import RecipeSettings, recipe_mapping, trained
+from tessera.papers.recipe_settings import RecipeSettings, overrides_of, recipe_mapping, trained
 from tessera.papers.tables import SettingsRows, by_model, markdown, mean_of, settings_of, with_error
 from tessera.training.corpus import open_corpus
 from tessera.training.loop import Report, unreported
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 # Name: its name in tables and figures.
 MODELS = {
@@ -36,6 +33,37 @@ MODELS = {
     "transformer_alibi": "Transformer, ALiBi",
     "mosaic": "Memory Mosaic",
 }
+# What a budget changes in the recipes "demo-mosaic" and "demo-transformer", and the slots of its mosaic.
+OVERRIDES: dict[str, Mapping[str, Any]] = {
+    "smoke": {
+        "model": {"hidden_size": 16, "num_heads": 2},
+        "tokenizer": "{type: byte}",
+        "data": {"source": "novels", "context": 24},
+        "training": {"steps": 2, "batch_size": 2, "evaluate_sequences": 2},
+    },
+    "cpu": {
+        "model": {"hidden_size": 128, "num_heads": 8},
+        "tokenizer": "{type: bpe, vocab_size: 2048}",
+        "data": {"context": 128},
+        "training": {"steps": 600, "batch_size": 16, "warmup_steps": 60, "learning_rate": 3e-3, "evaluate_every": 200}
+        | {"checkpoint_every": 200},
+    },
+}
+SLOTS, SEQUENCES, SEEDS = {"smoke": 56, "cpu": 448}, {"smoke": 3, "cpu": 500}, {"smoke": 1, "cpu": 2}
+# The older half of the tokens says what a head gives whatever the age.
+OLDER_HALF = 0.5
+TRAINED = "models"  # beside the runs' folders
+DIGITS = 4  # significant ones of stored weights
+# Here, and in Memory Mosaics, section 7 and appendix D.
+SETTINGS: SettingsRows = {
+    "width": ("recipe.model.hidden_size", 768),
+    "heads": ("recipe.model.num_heads", 12),
+    "tokens of a training sequence": ("context", 512),
+    "tokens seen in training": ("tokens", 80_000 * 512 * 512),
+    "peak learning rate": ("recipe.training.learning_rate", None),
+    "texts of a profile": ("sequences", 5000),
+}
+LEAST = 1e-5  # smaller weights are drawn there
 
 
 @dataclass(frozen=True)
@@ -54,34 +82,6 @@ class ProfileSettings(RecipeSettings):
     sequences: int
 
 
-# What a budget changes in the recipes "demo-mosaic" and "demo-transformer", and the slots of its mosaic.
-OVERRIDES = {
-    "smoke": (
-        "model.hidden_size=16",
-        "model.num_heads=2",
-        "tokenizer={type: byte}",
-        "data.source=novels",
-        "data.context=24",
-        "training.steps=2",
-        "training.batch_size=2",
-        "training.evaluate_sequences=2",
-    ),
-    "cpu": (
-        "model.hidden_size=128",
-        "model.num_heads=8",
-        "tokenizer={type: bpe, vocab_size: 2048}",
-        "data.context=128",
-        "training.steps=600",
-        "training.batch_size=16",
-        "training.warmup_steps=60",
-        "training.learning_rate=3.0e-3",
-        "training.evaluate_every=200",
-        "training.checkpoint_every=200",
-    ),
-}
-SLOTS, SEQUENCES, SEEDS = {"smoke": 56, "cpu": 448}, {"smoke": 3, "cpu": 500}, {"smoke": 1, "cpu": 2}
-
-
 def plan(selection: RunSelection) -> list[Run]:
     """Every model, seed by seed."""
     budget = selection.budget
@@ -91,13 +91,9 @@ def plan(selection: RunSelection) -> list[Run]:
             name, own = "demo-mosaic", f"model.num_persistent_slots={SLOTS[budget]}"
             if model in POSITIONS:
                 name, own = "demo-transformer", f"model.positions={POSITIONS[model]}"
-            recipe = recipe_mapping(name, [*OVERRIDES[budget], own, "model.num_layers=1", f"seed={seed}"])
+            recipe = recipe_mapping(name, [*overrides_of(OVERRIDES[budget]), own, "model.num_layers=1", f"seed={seed}"])
             runs.append(Run(f"{model}/seed {seed}", ProfileSettings(model, recipe, (1, 3), SEQUENCES[budget])))
     return runs
-
-
-# The older half of the tokens says what a head gives whatever the age.
-OLDER_HALF = 0.5
 
 
 def mean_profile(model: PreTrainedModel, texts: ValidationWindows, report: Report = unreported) -> Tensor:
@@ -158,10 +154,6 @@ def describe(profile: Tensor, context: int) -> dict[str, float]:
     }
 
 
-TRAINED = "models"  # beside the runs' folders
-DIGITS = 4  # significant ones of stored weights
-
-
 def execute(run: Run, context: RunContext) -> dict[str, Any]:
     """Train as the recipe says, then measure the profile at every length."""
     # Runs of one budget stand beside each other, and share their tokenised text.
@@ -185,18 +177,6 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
                 "mean": describe(profile.mean(0), settings.context),
             }
     return outcome
-
-
-# Here, and in Memory Mosaics, section 7 and appendix D.
-SETTINGS: SettingsRows = {
-    "width": ("recipe.model.hidden_size", 768),
-    "heads": ("recipe.model.num_heads", 12),
-    "tokens of a training sequence": ("context", 512),
-    "tokens seen in training": ("tokens", 80_000 * 512 * 512),
-    "peak learning rate": ("recipe.training.learning_rate", None),
-    "texts of a profile": ("sequences", 5000),
-}
-LEAST = 1e-5  # smaller weights are drawn there
 
 
 class Head(NamedTuple):
@@ -285,12 +265,20 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
             _draw_profile(axis, groups.get(name), length, f"{MODELS[name]}, {length} tokens")
     axes[0, 0].set(yscale="log", ylim=(LEAST, 1.3))
     axes[0, 0].yaxis.set_minor_locator(NullLocator())  # minor ticks of ten axes take seconds
-    _draw_peaks(peaks.subplots(), heads(records))
+    axis, every = peaks.subplots(), [head for head in heads(records) if head.width is not None]
+    axis.set(xlabel="leak rate λ of the head", ylabel="width of its recent peak, tokens")
+    axis.set_title("Memory Mosaic, every head of every seed", fontsize=9)
+    for seed in sorted({head.seed for head in every}):
+        own = [(head.leak, head.width) for head in every if head.seed == seed]
+        axis.plot(*zip(*own), "o", label=f"seed {seed}")
+    axis.grid(alpha=0.2)
+    if axis.lines:
+        axis.legend(fontsize=8)
     profiles.suptitle("Weight of the last token on each position: mean over texts; lines are heads, dotted their mean")
     figure.savefig(path, dpi=110)
 
 
-def _draw_profile(axis: "Axes", record: Record | None, length: int, title: str) -> None:
+def _draw_profile(axis: Axes, record: Record | None, length: int, title: str) -> None:
     axis.set_title(title, fontsize=9)
     measured = None if record is None else record.outcome["lengths"].get(str(length))
     if record is None or measured is None:
@@ -307,17 +295,6 @@ def _draw_profile(axis: "Axes", record: Record | None, length: int, title: str) 
     axis.axhline(1 / length, color="gray", lw=0.6)
     axis.set_xlabel("position")
     axis.grid(alpha=0.2)
-
-
-def _draw_peaks(axis: "Axes", every: Sequence[Head]) -> None:
-    axis.set(xlabel="leak rate λ of the head", ylabel="width of its recent peak, tokens")
-    axis.set_title("Memory Mosaic, every head of every seed", fontsize=9)
-    for seed in sorted({row.seed for row in every}):
-        own = [(row.leak, row.width) for row in every if row.seed == seed and row.width is not None]
-        axis.plot([leak for leak, _ in own], [width for _, width in own], "o", label=f"seed {seed}")
-    axis.grid(alpha=0.2)
-    if axis.lines:
-        axis.legend(fontsize=8)
 
 
 RECIPES = "The published trainings are recipes: `tessera train babistories-1 data.source=PATH`, for example."

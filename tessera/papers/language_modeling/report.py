@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tessera.papers.curves import doubling, draw_curve, panels, styles
+from tessera.papers.curves import Axes, doubling, draw_curve, panels, styles
 from tessera.papers.experiment import LIBRARY, Experiment, Record
 from tessera.papers.language_modeling.run import (
     KERNELS,
@@ -36,9 +36,6 @@ from tessera.papers.tables import (
     spread,
     with_error,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 COLORS = dict(zip((*MAIN_NAMES, V2), ("#c2410c", "#1d4ed8", "#15803d", "#a16207", "#7c3aed")))
 # Here, and in both papers; of the second (table 3), those of one and eight blocks.
@@ -110,11 +107,10 @@ def _difference_cell(seeds: Sequence[Record], others: Sequence[Record]) -> str:
 
 def texts(records: Mapping[str, Record]) -> dict[str, dict[str, Record]]:
     """The records of each training text; that of the budget is called ""."""
-    names = sorted({record.configuration.other_text for record in records.values()})
-    return {
-        name: {key: record for key, record in records.items() if record.configuration.other_text == name}
-        for name in names
-    }
+    of_texts: dict[str, dict[str, Record]] = {}
+    for key, record in sorted(records.items(), key=lambda item: item[1].configuration.other_text):
+        of_texts.setdefault(record.configuration.other_text, {})[key] = record
+    return of_texts
 
 
 def tables(records: Mapping[str, Record]) -> dict[str, str]:
@@ -214,14 +210,14 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
             axis.set(xlabel="blocks", ylabel="loss, nats per token", title="Validation loss by kernel")
 
 
-def _draw_losses(axis: "Axes", rows: Rows, name: str, depths: Sequence[int], style: Mapping[str, Any]) -> None:
+def _draw_losses(axis: Axes, rows: Rows, name: str, depths: Sequence[int], style: Mapping[str, Any]) -> None:
     points = {depth: mean_of(list(map(loss, rows[name, depth]))) for depth in depths if (name, depth) in rows}
     if points:
         draw_curve(axis, points, NAMES[name], **style)
         doubling(axis, depths)
 
 
-def _draw_trainings(axis: "Axes", rows: Rows, depths: Sequence[int]) -> None:
+def _draw_trainings(axis: Axes, rows: Rows, depths: Sequence[int]) -> None:
     """The first seed of each row: darker is deeper. What lies above all losses after a tenth is cut off."""
     highest = 0.0
     for (name, depth), seeds in rows.items():

@@ -5,7 +5,7 @@ Memory Mosaics, figures 7 and 13; Sparse Attention as Compact Kernel Regression,
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -20,7 +20,7 @@ from tessera.evaluation.loss import evaluate_text
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.models.sizes import num_parameters
 from tessera.papers.experiment import PAPER_KERNELS, Run, RunContext, RunSelection
-from tessera.papers.recipe_settings import RecipeSettings, recipe_mapping, trained
+from tessera.papers.recipe_settings import RecipeSettings, overrides_of, recipe_mapping, trained
 from tessera.training.folder import METRICS
 from tessera.training.run_data import evaluation_text
 from tessera.training.run_log import MetricsFile
@@ -46,6 +46,38 @@ LONG_NAMES = (MOSAIC, V2, "transformer_rope", "transformer")
 OTHER_KERNELS = tuple(f"mosaic {kernel}" for kernel in KERNELS if kernel != "gaussian")
 V2_KERNELS = tuple(f"mosaic_v2 {kernel}" for kernel in V2_COMPACT)
 SEARCH, MAIN = "rates", ""
+# The peak learning rates that the trainings of "cpu" chose (table "Learning rates"). The other kernels were searched at
+# one block alone; at four they take the Gaussian kernel's.
+RATES: dict[tuple[str, int], float] = {
+    **{(f"mosaic {kernel}", 1): 3e-2 for kernel in KERNELS},
+    **{(f"mosaic {kernel}", 1): 1e-2 for kernel in ("gaussian", "biweight", "normalized_relu")},
+    **{(f"mosaic {kernel}", 4): 3e-3 for kernel in KERNELS},
+    **{(transformer, depth): 3e-3 for transformer in POSITIONS for depth in (1, 4)},
+    (V2, 1): 3e-3,
+}
+DEFAULT_RATE = 3e-3
+_TRIED = (1e-3, 3e-3, 1e-2, 3e-2)
+SEEDS = {"smoke": 1, "cpu": 3, "long": 2}
+SEQUENCES = {"smoke": 4, "cpu": 256, "long": 256}
+# What a budget changes in the recipes "stories-mosaic" and "stories-transformer".
+SMALL: dict[str, Any] = {
+    "model": {"hidden_size": 16, "num_heads": 2},
+    "tokenizer": "{type: bpe, vocab_size: 300}",
+    "data": {"source": "novels", "context": 32},
+    "training": {"log_every": 1, "evaluate_every": 2, "evaluate_sequences": 2, "steps": 3},
+}
+# 20 million tokens.
+LONG: dict[str, Any] = {
+    "training": {"steps": 2440, "batch_size": 32, "warmup_steps": 200, "log_every": 61, "evaluate_every": 122}
+    | {"checkpoint_every": 610}
+}
+OVERRIDES: dict[str, Mapping[str, Any]] = {"smoke": SMALL, "cpu": {}, "long": LONG}
+MOSAIC_OVERRIDES: dict[str, tuple[str, ...]] = {"smoke": ("model.num_persistent_slots=56",), "cpu": (), "long": ()}
+# As many parameters, and windows that are to the context as published.
+V2_MODEL = {"hidden_size": 128, "num_heads": 4, "intermediate_size": 251, "short_term_span": 16, "long_term_delay": 4,
+            "tie_word_embeddings": True}  # fmt: skip
+SHARED_MODELS = "language_models"
+PUBLISHED_RECIPES = "The published trainings are recipes: `tessera train babistories-8 data.source=PATH`, for example."
 
 
 @dataclass(frozen=True)
@@ -117,17 +149,6 @@ class Trainings:
         return product(seeds_here, self.depths, [name for name in names if name in self.names], self.rates)
 
 
-# The peak learning rates that the trainings of "cpu" chose (table "Learning rates"). The other kernels were searched at
-# one block alone; at four they take the Gaussian kernel's.
-RATES: dict[tuple[str, int], float] = {
-    **{(f"mosaic {kernel}", 1): 3e-2 for kernel in KERNELS},
-    **{(f"mosaic {kernel}", 1): 1e-2 for kernel in ("gaussian", "biweight", "normalized_relu")},
-    **{(f"mosaic {kernel}", 4): 3e-3 for kernel in KERNELS},
-    **{(transformer, depth): 3e-3 for transformer in POSITIONS for depth in (1, 4)},
-    (V2, 1): 3e-3,
-}
-DEFAULT_RATE = 3e-3
-_TRIED = (1e-3, 3e-3, 1e-2, 3e-2)
 # In the order of their value: learning rates, the first seed of depths and kernels, the other seeds; the deepest late.
 BUDGETS = {
     "smoke": (
@@ -164,34 +185,6 @@ BUDGETS = {
         Trainings(V2_KERNELS, (1, 4), rates=_TRIED[:3], in_full=True),
     ),
 }
-SEEDS = {"smoke": 1, "cpu": 3, "long": 2}
-SEQUENCES = {"smoke": 4, "cpu": 256, "long": 256}
-# What a budget changes in the recipes "stories-mosaic" and "stories-transformer".
-SMALL = (
-    "model.hidden_size=16",
-    "model.num_heads=2",
-    "tokenizer={type: bpe, vocab_size: 300}",
-    "data.source=novels",
-    "data.context=32",
-    "training.log_every=1",
-    "training.evaluate_every=2",
-    "training.evaluate_sequences=2",
-    "training.steps=3",
-)
-# 20 million tokens.
-LONG = (
-    "training.steps=2440",
-    "training.batch_size=32",
-    "training.warmup_steps=200",
-    "training.log_every=61",
-    "training.evaluate_every=122",
-    "training.checkpoint_every=610",
-)
-OVERRIDES: dict[str, tuple[str, ...]] = {"smoke": SMALL, "cpu": (), "long": LONG}
-MOSAIC_OVERRIDES: dict[str, tuple[str, ...]] = {"smoke": ("model.num_persistent_slots=56",), "cpu": (), "long": ()}
-# As many parameters, and windows that are to the context as published.
-V2_MODEL = {"hidden_size": 128, "num_heads": 4, "intermediate_size": 251, "short_term_span": 16, "long_term_delay": 4,
-            "tie_word_embeddings": True}  # fmt: skip
 
 
 def plan(selection: RunSelection) -> list[Run]:
@@ -214,7 +207,7 @@ def plan(selection: RunSelection) -> list[Run]:
 
 def _run(budget: str, part: Trainings, seed: int, depth: int, name: str, rate: float | None, text: Text | None) -> Run:
     model, _, kernel = name.partition(" ")
-    overrides = [*OVERRIDES[budget], f"model.num_layers={depth}", f"seed={seed}"]
+    overrides = [*overrides_of(OVERRIDES[budget]), f"model.num_layers={depth}", f"seed={seed}"]
     # The chosen rate is that of the nearest searched depth that is no deeper.
     chosen = {known: of_depth for (row, known), of_depth in RATES.items() if row == name and known <= depth}
     overrides.append(f"training.learning_rate={rate or (chosen[max(chosen)] if chosen else DEFAULT_RATE)}")
@@ -268,9 +261,6 @@ def _text(text: str) -> Text:
     return Text(name, path, digest.hexdigest()[:16])
 
 
-SHARED_MODELS = "language_models"
-
-
 def trained_model(settings: LanguageSettings, context: RunContext, data: str | None = None) -> Path:
     """The folder of the model that `settings` describe, trained unless it is there; a killed training goes on.
 
@@ -283,9 +273,6 @@ def trained_model(settings: LanguageSettings, context: RunContext, data: str | N
     name = f"{settings.name.replace(' ', '-')}-{settings.num_layers}"
     folder = models / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
     return trained(settings.read_recipe(data), folder, context.report)
-
-
-PUBLISHED_RECIPES = "The published trainings are recipes: `tessera train babistories-8 data.source=PATH`, for example."
 
 
 def execute(run: Run, context: RunContext) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,18 +17,20 @@ from tessera.data.sources import text_source
 from tessera.evaluation.display import moving_average
 from tessera.evaluation.loss import EvaluationText, evaluate_text
 from tessera.models.saving.loading import load_model, load_tokenizer
-from tessera.papers.curves import panels
+from tessera.papers.curves import Axes, panels
 from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, RunSelection
 from tessera.papers.language_modeling import run as language
 from tessera.papers.language_modeling.run import MAIN_NAMES, MOSAIC, NAMES, POSITIONS
 from tessera.papers.tables import difference, grouped, markdown, mean_of, with_error
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-
 NOVELS = "novels"
 SEQUENCES = {"smoke": 4, "cpu": 256}
+# Borders of the bins, in tokens of context before the predicted one: 1 to 16, 17 to 50, ...
+BORDERS = (0, 16, 50, 100, 150, 255, 511)
+DECAY = 0.95
+MAPS = dict(zip(MAIN_NAMES, ("Oranges", "Blues", "Greens", "YlOrBr")))
+Row = tuple[str, int]  # name and blocks
+Rows = Mapping[Row, Sequence[Record]]
 
 
 @dataclass(frozen=True)
@@ -76,14 +78,6 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
     measured = evaluate_text(model, load_tokenizer(folder), text, sequences=settings.sequences)
     numbers = {name: measured[name] for name in ("loss", "bits_per_byte", "tokens", "sequences")}
     return {**numbers, "loss_by_position": language.rounded(measured["loss_by_position"])}
-
-
-# Borders of the bins, in tokens of context before the predicted one: 1 to 16, 17 to 50, ...
-BORDERS = (0, 16, 50, 100, 150, 255, 511)
-DECAY = 0.95
-MAPS = dict(zip(MAIN_NAMES, ("Oranges", "Blues", "Greens", "YlOrBr")))
-Row = tuple[str, int]  # name and blocks
-Rows = Mapping[Row, Sequence[Record]]
 
 
 def by_text(records: Mapping[str, Record]) -> dict[str, dict[Row, list[Record]]]:
@@ -157,7 +151,7 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
             by_kernel.set_title(f"{text}: kernels" + (f", blocks: {deepest}" if deepest else ""))
 
 
-def _draw(axis: "Axes", rows: Rows) -> None:
+def _draw(axis: Axes, rows: Rows) -> None:
     from matplotlib import colormaps
 
     depths = sorted({depth for _, depth in rows})

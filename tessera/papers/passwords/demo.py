@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -88,66 +88,52 @@ class AnsweredQuestion(NamedTuple):
         return " ".join(self.answer.citations[0].text.split())
 
 
-@dataclass(frozen=True)
-class Demo:
-    """Where the demo writes, changes to the recipe, the books, and what decides which passwords are hidden where."""
+def demo(output: Path, overrides: list[str], books: list[Path], seed: int) -> None:
+    """Train, read, ask; print the answers, and write the figure, the page and the memory into `output`.
 
-    output: Path
-    overrides: list[str]
-    books: list[Path]
-    seed: int
+    `overrides` change the recipe; `seed` decides which passwords are hidden where.
 
-    def run(self) -> None:
-        """Train, read, ask; print the answers, and write the figure, the page and the memory.
-
-        Raises:
-            TesseraError: impossible overrides, books that cannot be read, or an output that cannot be written.
-        """
-        recipe = read_recipe(RECIPE, self.overrides)
-        names = [book.name for book in self.books]
-        expect(len(set(names)) == len(names), "demo", "--books", "have different names", ", ".join(names))
-        for book in self.books:  # what cannot be read is said before anything is made
-            text = "".join(text_of_files([book], read=text_of_document))
-            expect(bool(text.strip()), "demo", "--books", "hold text", f"{str(book)!r}, which is empty")
-        with writing(self.output, "output folder", "Use --output."):
-            self.output.mkdir(parents=True, exist_ok=True)
-        with held(self.output / "demo.lock", "Wait for it, or use another --output."):
-            reader = self.output / "reader"
-            print("A mosaic learns to find passwords between the sentences of fairy tales:", flush=True)
-            goes_on = is_unfinished_run_of(reader, recipe)
-            summary = train(recipe, reader, resume=goes_on, overwrite=not goes_on)
-            memory = Memory(load_model(reader), load_tokenizer(reader))
-            hidden = list(hidden_passwords(names, self.seed))
-            began = time.perf_counter()
-            for book in self.books:
-                hidden = read_with_passwords(memory, book, hidden, self.seed)
-            reading = time.perf_counter() - began
-            print(f"read in {reading:.0f} s: {memory.described()}\n", flush=True)
-            memory.save(self.output / "books.memory")
-            rows = list(answers(memory, hidden))
-            right = sum(row.is_right for row in rows)
-            print(f"\nright: {right} of {len(rows)}")
-            write_page(self.output / "answers.html", memory, [(row.hidden.question, row.answer) for row in rows])
-            draw(self.output / "looked.png", memory, rows)
-            self._write(summary, memory, rows, reading)
-        again = f"tessera ask {reader} {rows[0].hidden.question!r} --memory {self.output / 'books.memory'} --cite"
-        print(f"{self.output / 'answers.html'}: the books with these sentences marked")
-        print(f"{self.output / 'looked.png'}: where each memory looked\nAsk again: {again}")
-
-    def _write(self, summary: Any, memory: Memory, rows: Sequence[AnsweredQuestion], reading: float) -> None:
-        answered = [
-            {**asdict(row.hidden), "answer": row.answer.text, "probability": row.answer.probability}
-            | {"in_text": row.answer.certainty, "source": row.source, "is_right": row.is_right}
-            for row in rows
-        ]
+    Raises:
+        TesseraError: impossible overrides, books that cannot be read, or an output that cannot be written.
+    """
+    recipe, names = read_recipe(RECIPE, overrides), [book.name for book in books]
+    expect(len(set(names)) == len(names), "demo", "--books", "have different names", ", ".join(names))
+    for book in books:  # what cannot be read is said before anything is made
+        text = "".join(text_of_files([book], read=text_of_document))
+        expect(bool(text.strip()), "demo", "--books", "hold text", f"{str(book)!r}, which is empty")
+    with writing(output, "output folder", "Use --output."):
+        output.mkdir(parents=True, exist_ok=True)
+    with held(output / "demo.lock", "Wait for it, or use another --output."):
+        reader = output / "reader"
+        print("A mosaic learns to find passwords between the sentences of fairy tales:", flush=True)
+        goes_on = is_unfinished_run_of(reader, recipe)
+        summary = train(recipe, reader, resume=goes_on, overwrite=not goes_on)
+        memory = Memory(load_model(reader), load_tokenizer(reader))
+        hidden, began = list(hidden_passwords(names, seed)), time.perf_counter()
+        for book in books:
+            hidden = read_with_passwords(memory, book, hidden, seed)
+        reading = time.perf_counter() - began
+        print(f"read in {reading:.0f} s: {memory.described()}\n", flush=True)
+        memory.save(output / "books.memory")
+        rows = list(answers(memory, hidden))
+        print(f"\nright: {sum(row.is_right for row in rows)} of {len(rows)}")
+        write_page(output / "answers.html", memory, [(row.hidden.question, row.answer) for row in rows])
+        draw(output / "looked.png", memory, rows)
         results = {
             "provenance": provenance(),
             "training": asdict(summary),
             "tokens": {document.name: len(document.tokens) for document in memory.documents},
             "seconds_of_reading": round(reading, 1),
-            "answers": answered,
+            "answers": [
+                {**asdict(row.hidden), "answer": row.answer.text, "probability": row.answer.probability}
+                | {"in_text": row.answer.certainty, "source": row.source, "is_right": row.is_right}
+                for row in rows
+            ],
         }
-        write_text_atomically(self.output / "demo.json", json.dumps(results, indent=1) + "\n")
+        write_text_atomically(output / "demo.json", json.dumps(results, indent=1) + "\n")
+    again = f"tessera ask {reader} {rows[0].hidden.question!r} --memory {output / 'books.memory'} --cite"
+    print(f"{output / 'answers.html'}: the books with these sentences marked")
+    print(f"{output / 'looked.png'}: where each memory looked\nAsk again: {again}")
 
 
 def hidden_passwords(books: Sequence[str], seed: int) -> Iterator[Hidden]:

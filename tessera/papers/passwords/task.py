@@ -107,8 +107,12 @@ class Passwords(Task):
         random = self._random(context_tokens, seed, split)
         contexts, questions_by_row = [], []
         for _ in range(count):
-            passwords = self._passwords(random, context_tokens)
-            people = [self._person(random, passwords) for _ in range(questions)]
+            # As many passwords as there is room for, but some people have none.
+            most = min(int(self.facts_share * context_tokens) // FACT_TOKENS, 2 * len(PEOPLE) // 3)
+            known = random.sample(PEOPLE, random.randint(max(1, most // 2), most))
+            passwords = {person: random.choice(WORDS) for person in known}
+            others = [person for person in PEOPLE if person not in passwords]
+            people = [random.choice(others if random.random() < self.absent else known) for _ in range(questions)]
             contexts.append(self._context(random, passwords, people, context_tokens, split))
             answers = [(person, passwords.get(person)) for person in dict.fromkeys(people)]
             questions_by_row.append([(question_tokens(person), answer_tokens(word)) for person, word in answers])
@@ -141,17 +145,6 @@ class Passwords(Task):
     def _random(self, *of: int | str) -> Random:
         expect(of[-1] in SPLITS, type(self).__name__, "split", "be one of " + ", ".join(SPLITS), repr(of[-1]))
         return Random(" ".join(map(str, ("passwords 1", self.facts_share, self.absent, *of))))
-
-    def _passwords(self, random: Random, tokens: int) -> dict[str, str]:
-        """As many as there is room for, but some people have none."""
-        most = min(int(self.facts_share * tokens) // FACT_TOKENS, 2 * len(PEOPLE) // 3)
-        people = random.sample(PEOPLE, random.randint(max(1, most // 2), most))
-        return {person: random.choice(WORDS) for person in people}
-
-    def _person(self, random: Random, passwords: dict[str, str]) -> str:
-        """Somebody to ask for."""
-        others = [person for person in PEOPLE if person not in passwords]
-        return random.choice(others if random.random() < self.absent else list(passwords))
 
     def _context(
         self, random: Random, passwords: dict[str, str], people: Sequence[str], tokens: int, split: str
