@@ -20,9 +20,9 @@ from tessera.papers.many_shot.prompting import (
     LabelledTexts,
     episode_answers,
     many_shot_scores,
+    over_contexts,
     request_of,
     requests_of,
-    shares_of,
 )
 from tessera.papers.many_shot.prompts import DELIMITERS, TEMPLATES, Example, Template, draw_episode
 
@@ -79,12 +79,12 @@ def test_the_greedy_label_is_exact_up_to_the_end_of_its_line():
         queries = tuple(GROUPS[name][5]._replace(text="x") for name in ("sad", "happy"))
         template, alone = Template("", "", "category"), replace(episode, demonstrations=(), queries=queries)
         ask = partial(requests_of, model, TOKENIZER, template, alone, "space")
-        shares = shares_of(alone, episode_answers(model, alone, ask, 4))
+        shares = over_contexts([episode_answers(model, alone, ask, 4)])
         prompt = template.prompt((), queries[0], "space")
         written = model.generate(torch.tensor([TOKENIZER(prompt)["input_ids"]]), max_new_tokens=7, do_sample=False)
         text = TOKENIZER.decode(written[0]).removeprefix(prompt).split("\n")[0].strip()
         assert (text == "sad") == (expected > 0)
-        assert shares["exact_match"] == expected
+        assert shares["exact_match"].mean == expected
 
 
 def test_a_prompt_that_does_not_fit_is_an_error():

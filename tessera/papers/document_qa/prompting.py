@@ -201,11 +201,11 @@ def document_scores(
             tokens = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
             output = tokenizer.decode(tokens[0, ids.shape[1] :], skip_special_tokens=True)
             contained.append(contains_answer(output, question.answers))
+            documents.append(num_documents)
             if rows is not None:
                 about = {"length": length, "documents": num_documents, "prompt": prompt, "question": question.question}
                 answered = {"target": list(question.answers), "answer": output, "contains_answer": contained[-1]}
                 rows.append(about | answered)
-            documents.append(num_documents)
         score = estimate(torch.tensor(contained).double())._asdict()
         outcome[str(length)] = {"contains_answer": score, "documents": sum(documents) / len(documents)}
     return outcome

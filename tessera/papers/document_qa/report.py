@@ -45,6 +45,27 @@ TUNING_SEED = 500_000  # apart from the seeds of the training's steps
 # hundred steps; its twin needs thousands, from larger weights, and easier forms of the task first. ALiBi and the LSTM
 # are trained as long as the twin, without these forms.
 V2_LEARNING_RATE, V2_SHARE_OF_STEPS = 1e-3, 0.15
+STAGES = {"training": "After training", "tuning": "After tuning"}
+OFF = "Memory Mosaic v2, long-term memories off"
+# Tables 3, 4 and 7 of Memory Mosaics v2: trained at 4k; then tuned at 32k; then with the long-term memories off. None:
+# the model fails.
+LENGTHS = ("4k", "8k", "16k", "32k", "64k")
+TUNED_V2, TUNED_V2_OFF = (58.9, 55.5, 54.9, 53.4, 46.4), (38.5, 22.2, 20.0, 20.2)
+PAPER: dict[str, dict[str, tuple[float | None, ...]]] = {
+    "training": {
+        "Memory Mosaic v2 small": (45.0, 35.0, 34.1, 31.7),
+        "Transformer small": (39.4, None, None, None),
+        "Memory Mosaic v2 large": (59.3, 48.8, 46.4, 26.5),
+        "Transformer large": (57.7, None, None, None),
+    },
+    "tuning": {
+        "Memory Mosaic v2 small": (44.3, 39.3, 39.4, 36.9, 25.3),
+        "Transformer small": (37.0, 29.3, 29.0, 22.1, None),
+        "Memory Mosaic v2 large": TUNED_V2,
+        "Transformer large": (51.2, 48.8, 44.7, 41.1, None),
+        f"{OFF} (large)": TUNED_V2_OFF,
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -189,30 +210,6 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
     return {"parameters": num_parameters(model), **train_stages(model, settings.stages(), context, test)}
 
 
-STAGES = {"training": "After training", "tuning": "After tuning"}
-OFF = "Memory Mosaic v2, long-term memories off"
-
-# Tables 3, 4 and 7 of Memory Mosaics v2: trained at 4k; then tuned at 32k; then with the long-term memories off. None:
-# the model fails.
-LENGTHS = ("4k", "8k", "16k", "32k", "64k")
-TUNED_V2, TUNED_V2_OFF = (58.9, 55.5, 54.9, 53.4, 46.4), (38.5, 22.2, 20.0, 20.2)
-PAPER: dict[str, dict[str, tuple[float | None, ...]]] = {
-    "training": {
-        "Memory Mosaic v2 small": (45.0, 35.0, 34.1, 31.7),
-        "Transformer small": (39.4, None, None, None),
-        "Memory Mosaic v2 large": (59.3, 48.8, 46.4, 26.5),
-        "Transformer large": (57.7, None, None, None),
-    },
-    "tuning": {
-        "Memory Mosaic v2 small": (44.3, 39.3, 39.4, 36.9, 25.3),
-        "Transformer small": (37.0, 29.3, 29.0, 22.1, None),
-        "Memory Mosaic v2 large": TUNED_V2,
-        "Transformer large": (51.2, 48.8, 44.7, 41.1, None),
-        f"{OFF} (large)": TUNED_V2_OFF,
-    },
-}
-
-
 def curves(records: Mapping[str, Record], stage: str) -> list[Curve]:
     """Right answers of every row after a stage, by length over seeds, in the order of the tables."""
     rows = []
@@ -229,19 +226,16 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
     for stage, title in STAGES.items():
         parts[title] = curves_table(["model", "seeds"], curves(records, stage), length="{:,} tokens")
         lengths = LENGTHS[: max(map(len, PAPER[stage].values()))]
-        rows = [[name, *map(_cell, row), *["-"] * (len(lengths) - len(row))] for name, row in PAPER[stage].items()]
+        cells = {name: ["fails" if n is None else f"{n:.1f}" for n in row] for name, row in PAPER[stage].items()}
+        rows = [[name, *row, *["-"] * (len(lengths) - len(row))] for name, row in cells.items()]
         parts[f"{title}, paper"] = markdown(["model", *lengths], rows)
-    parts["Every training"] = trainings_table(records, NAMES, "loss", _shares)
+
+    def right(record: Record) -> dict[str, float]:
+        """Right answers after training: a model learns the task or guesses."""
+        return {f"{int(length):,} tokens": score[0] for length, score in record.outcome["training"]["scores"].items()}
+
+    parts["Every training"] = trainings_table(records, NAMES, "loss", right)
     return parts | {"Settings": _settings(records.values())}
-
-
-def _cell(value: float | None) -> str:
-    return "fails" if value is None else f"{value:.1f}"
-
-
-def _shares(record: Record) -> dict[str, float]:
-    """Right answers after the training: a model learns the task or guesses."""
-    return {f"{int(length):,} tokens": score[0] for length, score in record.outcome["training"]["scores"].items()}
 
 
 def _settings(records: Collection[Record]) -> str:

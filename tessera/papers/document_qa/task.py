@@ -86,12 +86,12 @@ class DocumentQA(Task):
     @property
     def vocabulary(self) -> tuple[str, ...]:
         """All words; a word's place is its token, and 0 is padding."""
-        return _vocabulary(self.num_names)
+        return tuple(_tokens(self.num_names))
 
     @property
     def vocab_size(self) -> int:
         """Words there are."""
-        return len(self.vocabulary)
+        return len(_tokens(self.num_names))
 
     @property
     def num_documents(self) -> int:
@@ -119,18 +119,14 @@ class DocumentQA(Task):
 
     def _sample(self, random: Random, split: str) -> Sample:
         drawn = random.sample(names()[: self._num_known], self.num_documents * self.people)
-        documents = tuple(
-            self._document(tuple(drawn[first : first + self.people]), random, split)
-            for first in range(0, len(drawn), self.people)
-        )
-        everybody = [pair for document in documents for pair in document.places]
-        return Sample(documents, tuple(random.sample(everybody, self.questions)))
-
-    def _document(self, people: tuple[str, ...], random: Random, split: str) -> StoryDocument:
-        while True:
-            document = write_document(people, self.moves, random)
+        documents: list[StoryDocument] = []
+        while len(documents) < self.num_documents:
+            first = len(documents) * self.people
+            document = write_document(tuple(drawn[first : first + self.people]), self.moves, random)
             if Random(" ".join(document.facts)).randrange(10) in SPLIT_TENTHS[split]:
-                return document
+                documents.append(document)
+        everybody = [pair for document in documents for pair in document.places]
+        return Sample(tuple(documents), tuple(random.sample(everybody, self.questions)))
 
     def _words(self, sample: Sample) -> tuple[list[str], list[int]]:
         """The words of a sample and the places of its answers."""
@@ -166,15 +162,10 @@ class DocumentQA(Task):
 
 
 @lru_cache(maxsize=4)
-def _vocabulary(num_names: int) -> tuple[str, ...]:
-    words = [PAD, *QUESTION_FORMS[-1].format("?").split(), DOCUMENT, ":", "the", "."]
-    words += [*" ".join(MOVES).split(), *PLACES]
-    return tuple(dict.fromkeys([*words, *names()[:num_names]]))
-
-
-@lru_cache(maxsize=4)
 def _tokens(num_names: int) -> dict[str, int]:
-    return {word: token for token, word in enumerate(_vocabulary(num_names))}
+    words = [PAD, *QUESTION_FORMS[-1].format("?").split(), DOCUMENT, ":", "the", "."]
+    words += [*" ".join(MOVES).split(), *PLACES, *names()[:num_names]]
+    return {word: token for token, word in enumerate(dict.fromkeys(words))}
 
 
 @lru_cache(maxsize=1)

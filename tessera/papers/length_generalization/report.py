@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
@@ -18,7 +18,7 @@ from tessera.papers.experiment import LIBRARY, PAPER_KERNELS, Experiment, Record
 from tessera.papers.length_generalization.task import MultiQueryRecall, Reverse, Sort, SourceTargetTask
 from tessera.papers.tables import grouped, markdown, over_seeds, points_of, with_error
 from tessera.papers.task_stage import TaskStage, held_out_scores, small_model, train_stages
-from tessera.tasks.task import TASKS, Estimate
+from tessera.tasks.task import TASKS
 from tessera.training.fit import FitOptions
 
 KERNELS: dict[str, Any] = {
@@ -37,6 +37,60 @@ KERNELS: dict[str, Any] = {
 MODELS = ("mosaic", "transformer")
 # Table 6: lengths of the tests as multiples of 64.
 FACTORS = {"mqmtar": (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0), "reverse": (1.0, 1.5), "sort": (1.0, 2.0, 4.0)}
+SHARPER = 2.0
+TITLES = {"mqmtar": "MQMTAR", "sort": "Sort", "reverse": "Reverse", "sort_long": "Sort, four times as long"}
+RULES = {
+    "mqmtar": "MQMTAR: recall the values of several keys",
+    "sort": "Sort: write in ascending order",
+    "reverse": "Reverse: write backwards",
+    "sort_long": "Sort, trained four times longer",
+}
+# Names of rows in the order of tables and figures; the transformer is not in the paper's tables.
+NAMES = {
+    **{kernel: name for kernel, name in PAPER_KERNELS.items() if not kernel.endswith("knn")},
+    "gaussian_knn_16": "Gaussian kNN, k = 16",
+    "gaussian_knn_32": "Gaussian kNN, k = 32",
+    "uniform_knn_16": "uniform kNN, k = 16",
+    "uniform_knn_32": "uniform kNN, k = 32",
+    "learned_alpha": "alpha learned from 3/2 in each head",
+    "transformer": "Transformer (rotary)",
+}
+# Table 6. The published script adds: weight decay 0.1, betas 0.9 and 0.95, gradients of norm 1; the rate rises over
+# 40,000 steps and falls to 5e-5 at 156,250; dropout of 0.05, but not in contextual memories. It steps at every
+# micro-step, on the same batch.
+PAPER_SETTINGS = {
+    "mqmtar": (4, 512, 8, 2688, "195,312", 256, 0.001, "32 to 64", 256, 4, 64),
+    "reverse": (4, 512, 8, 2688, "117,187", 256, 0.001, "32 to 64", 32, "-", 64),
+    "sort": (2, 512, 8, 2688, "156,250", 256, 0.001, "32 to 64", 32, "-", 64),
+}
+Rows = dict[str, tuple[tuple[float | None, ...], ...]]
+# Tables 2 and 7: exact match on MQMTAR, reverse and sort, mean over three seeds. None: not to be read from the table.
+MEAN: Rows = {
+    "gaussian": ((0.99, 0.96, 0.93, 0.85, 0.64, 0.14, 0.00), (1.00, 0.14), (1.00, 0.06, 0.00)),
+    "gaussian_knn_16": ((0.99, 0.97, 0.93, 0.85, 0.65, 0.25, 0.05), (0.86, 0.00), (1.00, 0.74, 0.00)),
+    "gaussian_knn_32": ((0.99, 0.97, 0.93, 0.84, 0.68, 0.27, 0.05), (0.99, 0.00), (1.00, 0.80, 0.01)),
+    # Of this row of table 7 six entries of twelve are given; these four have an unambiguous place.
+    "uniform_knn_16": ((0.58, None, None, None, None, None, None), (None, None), (1.00, 0.41, 0.00)),
+    "uniform_knn_32": ((0.04, 0.00, 0.00, 0.00, 0.00, 0.00, 0.00), (0.42, 0.00), (1.00, 0.00, 0.00)),
+    "normalized_relu": ((1.00, 1.00, 0.89, 0.66, 0.44, 0.33, 0.31), (1.00, 0.19), (1.00, 0.05, 0.00)),
+    "relumax": ((1.00, 1.00, 0.99, 0.92, 0.74, 0.42, 0.12), (1.00, 0.23), (1.00, 0.80, 0.30)),
+    "sparsemax": ((1.00, 1.00, 1.00, 0.98, 0.86, 0.63, 0.31), (1.00, 0.03), (1.00, 0.92, 0.29)),
+    "biweight": ((1.00, 1.00, 0.99, 0.95, 0.75, 0.51, 0.23), (1.00, 0.05), (1.00, 0.39, 0.26)),
+    "triweight": ((1.00, 1.00, 0.99, 0.97, 0.89, 0.61, 0.25), (1.00, 0.26), (1.00, 0.98, 0.07)),
+}
+# The same tables' superscripts: the best of the three seeds.
+BEST: Rows = {
+    "gaussian": ((1.00, 1.00, 0.99, 0.97, 0.81, 0.20, 0.00), (1.00, 0.38), (1.00, 0.17, 0.00)),
+    "gaussian_knn_16": ((1.00, 1.00, 0.99, 0.96, 0.78, 0.36, 0.09), (1.00, 0.00), (1.00, 0.89, 0.00)),
+    "gaussian_knn_32": ((1.00, 1.00, 0.99, 0.96, 0.85, 0.36, 0.05), (1.00, 0.00), (1.00, 0.91, 0.02)),
+    "uniform_knn_16": ((0.71, None, None, None, None, None, None), (None, None), (1.00, 0.63, 0.00)),
+    "uniform_knn_32": ((0.08, 0.00, 0.00, 0.00, 0.00, 0.00, 0.00), (0.66, 0.00), (1.00, 0.00, 0.00)),
+    "normalized_relu": ((1.00, 1.00, 1.00, 1.00, 1.00, 0.98, 0.94), (1.00, 0.56), (1.00, 0.14, 0.00)),
+    "relumax": ((1.00, 1.00, 1.00, 0.96, 0.87, 0.59, 0.18), (1.00, 0.68), (1.00, 1.00, 0.91)),
+    "sparsemax": ((1.00, 1.00, 1.00, 1.00, 0.98, 0.84, 0.51), (1.00, 0.06), (1.00, 1.00, 0.79)),
+    "biweight": ((1.00, 1.00, 1.00, 0.99, 0.93, 0.74, 0.42), (1.00, 0.06), (1.00, 1.00, 0.77)),
+    "triweight": ((1.00, 1.00, 1.00, 0.98, 0.95, 0.76, 0.45), (1.00, 0.70), (1.00, 0.99, 0.11)),
+}
 
 
 @dataclass(frozen=True)
@@ -117,7 +171,6 @@ _TASKS = (
 # Sort is learned for its own lengths long before it is learned for others.
 _LONG = _cpu("sort", SHORT_SORT, 2, 8000, test_length=16, variant="long")
 SETTINGS = {"smoke": tuple(map(_smoke, _TASKS)), "cpu": (*_TASKS, _LONG)}
-SHARPER = 2.0
 
 
 def plan(selection: RunSelection) -> list[Run]:
@@ -178,71 +231,8 @@ def sharper(model: nn.Module, settings: LengthSettings, scores: dict[str, Any], 
     return {"sharper": {f"{alive[-1]:g}": evaluate(model, settings, alive[-1], device)}}
 
 
-TITLES = {"mqmtar": "MQMTAR", "sort": "Sort", "reverse": "Reverse", "sort_long": "Sort, four times as long"}
-RULES = {
-    "mqmtar": "MQMTAR: recall the values of several keys",
-    "sort": "Sort: write in ascending order",
-    "reverse": "Reverse: write backwards",
-    "sort_long": "Sort, trained four times longer",
-}
-# Names of rows in the order of tables and figures; the transformer is not in the paper's tables.
-NAMES = {
-    **{kernel: name for kernel, name in PAPER_KERNELS.items() if not kernel.endswith("knn")},
-    "gaussian_knn_16": "Gaussian kNN, k = 16",
-    "gaussian_knn_32": "Gaussian kNN, k = 32",
-    "uniform_knn_16": "uniform kNN, k = 16",
-    "uniform_knn_32": "uniform kNN, k = 32",
-    "learned_alpha": "alpha learned from 3/2 in each head",
-    "transformer": "Transformer (rotary)",
-}
-
-# Table 6. The published script adds: weight decay 0.1, betas 0.9 and 0.95, gradients of norm 1; the rate rises over
-# 40,000 steps and falls to 5e-5 at 156,250; dropout of 0.05, but not in contextual memories. It steps at every
-# micro-step, on the same batch.
-PAPER_SETTINGS = {
-    "mqmtar": (4, 512, 8, 2688, "195,312", 256, 0.001, "32 to 64", 256, 4, 64),
-    "reverse": (4, 512, 8, 2688, "117,187", 256, 0.001, "32 to 64", 32, "-", 64),
-    "sort": (2, 512, 8, 2688, "156,250", 256, 0.001, "32 to 64", 32, "-", 64),
-}
-Rows = dict[str, tuple[tuple[float | None, ...], ...]]
-
-# Tables 2 and 7: exact match on MQMTAR, reverse and sort, mean over three seeds. None: not to be read from the table.
-MEAN: Rows = {
-    "gaussian": ((0.99, 0.96, 0.93, 0.85, 0.64, 0.14, 0.00), (1.00, 0.14), (1.00, 0.06, 0.00)),
-    "gaussian_knn_16": ((0.99, 0.97, 0.93, 0.85, 0.65, 0.25, 0.05), (0.86, 0.00), (1.00, 0.74, 0.00)),
-    "gaussian_knn_32": ((0.99, 0.97, 0.93, 0.84, 0.68, 0.27, 0.05), (0.99, 0.00), (1.00, 0.80, 0.01)),
-    # Of this row of table 7 six entries of twelve are given; these four have an unambiguous place.
-    "uniform_knn_16": ((0.58, None, None, None, None, None, None), (None, None), (1.00, 0.41, 0.00)),
-    "uniform_knn_32": ((0.04, 0.00, 0.00, 0.00, 0.00, 0.00, 0.00), (0.42, 0.00), (1.00, 0.00, 0.00)),
-    "normalized_relu": ((1.00, 1.00, 0.89, 0.66, 0.44, 0.33, 0.31), (1.00, 0.19), (1.00, 0.05, 0.00)),
-    "relumax": ((1.00, 1.00, 0.99, 0.92, 0.74, 0.42, 0.12), (1.00, 0.23), (1.00, 0.80, 0.30)),
-    "sparsemax": ((1.00, 1.00, 1.00, 0.98, 0.86, 0.63, 0.31), (1.00, 0.03), (1.00, 0.92, 0.29)),
-    "biweight": ((1.00, 1.00, 0.99, 0.95, 0.75, 0.51, 0.23), (1.00, 0.05), (1.00, 0.39, 0.26)),
-    "triweight": ((1.00, 1.00, 0.99, 0.97, 0.89, 0.61, 0.25), (1.00, 0.26), (1.00, 0.98, 0.07)),
-}
-# The same tables' superscripts: the best of the three seeds.
-BEST: Rows = {
-    "gaussian": ((1.00, 1.00, 0.99, 0.97, 0.81, 0.20, 0.00), (1.00, 0.38), (1.00, 0.17, 0.00)),
-    "gaussian_knn_16": ((1.00, 1.00, 0.99, 0.96, 0.78, 0.36, 0.09), (1.00, 0.00), (1.00, 0.89, 0.00)),
-    "gaussian_knn_32": ((1.00, 1.00, 0.99, 0.96, 0.85, 0.36, 0.05), (1.00, 0.00), (1.00, 0.91, 0.02)),
-    "uniform_knn_16": ((0.71, None, None, None, None, None, None), (None, None), (1.00, 0.63, 0.00)),
-    "uniform_knn_32": ((0.08, 0.00, 0.00, 0.00, 0.00, 0.00, 0.00), (0.66, 0.00), (1.00, 0.00, 0.00)),
-    "normalized_relu": ((1.00, 1.00, 1.00, 1.00, 1.00, 0.98, 0.94), (1.00, 0.56), (1.00, 0.14, 0.00)),
-    "relumax": ((1.00, 1.00, 1.00, 0.96, 0.87, 0.59, 0.18), (1.00, 0.68), (1.00, 1.00, 0.91)),
-    "sparsemax": ((1.00, 1.00, 1.00, 1.00, 0.98, 0.84, 0.51), (1.00, 0.06), (1.00, 1.00, 0.79)),
-    "biweight": ((1.00, 1.00, 1.00, 0.99, 0.93, 0.74, 0.42), (1.00, 0.06), (1.00, 1.00, 0.77)),
-    "triweight": ((1.00, 1.00, 1.00, 0.98, 0.95, 0.76, 0.45), (1.00, 0.70), (1.00, 0.99, 0.11)),
-}
-
-
-class Point(NamedTuple):
-    """Exact match at one length over seeds (of one seed: its error is over examples), and the best seed's."""
-
-    estimate: Estimate
-    best: float
-
-
-Curve = Mapping[float, Point]
+# Of each seed, length factor (as JSON has it) -> exact match: mean, standard error, count.
+ExactMatch = Sequence[Mapping[str, Sequence[float]]]
 EveryRecord = Sequence[tuple[tuple[str, str], Record]]  # task and name of its row
 
 
@@ -252,24 +242,22 @@ def _rows(records: Mapping[str, Record]) -> dict[tuple[str, str], list[Record]]:
     return grouped(records, lambda settings: (settings.key, settings.name), order)
 
 
-def curves(records: Mapping[str, Record]) -> dict[str, dict[str, Curve]]:
-    """Task -> row -> length factor -> exact match, in the order of the tables."""
-    by_task: dict[str, dict[str, Curve]] = {}
+def exact_match(records: Mapping[str, Record]) -> dict[str, dict[str, ExactMatch]]:
+    """Task -> row -> exact match, in the order of the tables."""
+    by_task: dict[str, dict[str, ExactMatch]] = {}
     for (task, name), seeds in _rows(records).items():
-        exact = [{f: scores["exact_match"] for f, scores in record.outcome["scores"].items()} for record in seeds]
-        best = {f: max(of_seed[f][0] for of_seed in exact if f in of_seed) for of_seed in exact for f in of_seed}
-        points = {factor: Point(estimate, best[f"{factor:g}"]) for factor, estimate in points_of(exact).items()}
-        by_task.setdefault(task, {})[name] = points
+        scores = [record.outcome["scores"] for record in seeds]
+        by_task.setdefault(task, {})[name] = [{f: of_seed[f]["exact_match"] for f in of_seed} for of_seed in scores]
     return by_task
 
 
 def tables(records: Mapping[str, Record]) -> dict[str, str]:
     """A table for each task, what sharper memories change, the second symbols of MQMTAR, and the settings."""
     parts = {}
-    for task, rows in curves(records).items():
-        factors = sorted({factor for curve in rows.values() for factor in curve})
+    for task, rows in exact_match(records).items():
+        factors = sorted({float(factor) for exact in rows.values() for of_seed in exact for factor in of_seed})
         headings = ["kernel", "seeds", *(f"{factor:g}x" for factor in factors), "half at"]
-        parts[TITLES[task]] = markdown(headings, [_row(task, name, curve, factors) for name, curve in rows.items()])
+        parts[TITLES[task]] = markdown(headings, [_row(task, name, exact, factors) for name, exact in rows.items()])
     every_record = [(row, record) for row, seeds in _rows(records).items() for record in seeds]
     return parts | {
         "Inverse bandwidth doubled": _sharper(every_record),
@@ -279,19 +267,19 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
     }
 
 
-def _row(task: str, name: str, curve: Curve, factors: list[float]) -> list[str]:
+def _row(task: str, name: str, exact: ExactMatch, factors: list[float]) -> list[str]:
     means, best = (_published(numbers, task, name) for numbers in (MEAN, BEST))
-    cells = []
+    points, cells = points_of(exact), []
     for factor in factors:
-        point = curve.get(factor)
-        cells.append("" if point is None else with_error(point.estimate))
-        if point is not None and point.estimate.count > 1:
-            cells[-1] += f" ({point.best:.2f})"
+        point = points.get(factor)
+        cells.append(with_error(point))
+        if point is not None and point.count > 1:
+            cells[-1] += f" ({max(of_seed[f'{factor:g}'][0] for of_seed in exact if f'{factor:g}' in of_seed):.2f})"
         if factor in means:
             cells[-1] += f" *{means[factor]:.2f} ({best[factor]:.2f})*"
-    ours = half({factor: point.estimate.mean for factor, point in curve.items()})
+    ours = half({factor: point.mean for factor, point in points.items()})
     cells.append(f"{ours} *{half(means)}*" if len(means) > 1 else ours)
-    return [NAMES[name], str(max(point.estimate.count for point in curve.values())), *cells]
+    return [NAMES[name], str(max(point.count for point in points.values())), *cells]
 
 
 def _published(numbers: Rows, task: str, name: str) -> dict[float, float]:
@@ -364,18 +352,17 @@ def _settings(records: EveryRecord) -> str:
 
 def plot(records: Mapping[str, Record], path: Path) -> None:
     """Draw exact match against length, one panel per task."""
-    by_task = curves(records)
+    by_task = {task: {n: points_of(e) for n, e in rows.items()} for task, rows in exact_match(records).items()}
     rows, columns = (2, 2) if len(by_task) > 3 else (1, max(1, len(by_task)))
     title = "Exact match beyond the lengths of training: ours (solid), paper at its size (hollow, dashed)"
     with panels(path, 6.4 * columns, 4.8 * rows + 0.6, rows, columns, title, legend="shared") as axes:
         for axis, (task, by_name) in zip(axes, by_task.items()):
-            for name, curve in by_name.items():
+            for name, points in by_name.items():
                 style = styles(NAMES)[name]
-                points = {factor: point.estimate for factor, point in curve.items()}
                 draw_curve(axis, points, NAMES[name], **style)
                 known = _published(MEAN, task, name)
                 axis.plot(list(known), list(known.values()), "--", lw=0.9, fillstyle="none", alpha=0.6, **style)
-            doubling(axis, [factor for curve in by_name.values() for factor in curve], "{:g}")
+            doubling(axis, [factor for points in by_name.values() for factor in points], "{:g}")
             labels = {"xlabel": "length / longest in training", "ylabel": "exact match"}
             axis.set(ylim=(-0.03, 1.04), title=RULES[task], **labels)
 

@@ -222,7 +222,9 @@ class MultiQueryRecall(SourceTargetTask):
         )
         context = lay_out(keys, values, pairs, lengths, generator)
         places = (torch.rand(len(lengths), self.num_queries, generator=generator) * pairs[:, None]).long()
-        queries, answers = (list_words(words, places) for words in (keys, values))
+        picked = (words.gather(1, places[..., None].expand(-1, -1, 2)) for words in (keys, values))  # (B, Q, 2)
+        mark = torch.full_like(places[..., None], QUERY_SEPARATOR)
+        queries, answers = (torch.cat([mark, words], -1).flatten(1) for words in picked)
         # The queries follow each context directly; beyond them the row is padding.
         source = torch.cat([context, torch.zeros_like(queries)], 1)
         source.scatter_(1, lengths[:, None] + torch.arange(queries.shape[1]), queries)
@@ -278,9 +280,3 @@ def lay_out(keys: Tensor, values: Tensor, pairs: Tensor, lengths: Tensor, genera
     columns = torch.where((units[:most] < pairs[:, None])[..., None], starts[..., None] + torch.arange(5), longest)
     context = torch.full((rows, longest + 1), FILLER)
     return context.scatter_(1, columns.flatten(1), blocks.flatten(1))[:, :-1]
-
-
-def list_words(words: Tensor, places: Tensor) -> Tensor:
-    """`2 w1 w2` for each of the words (B, P, 2) at `places` (B, Q): (B, 3 Q)."""
-    picked = words.gather(1, places[..., None].expand(-1, -1, 2))
-    return torch.cat([torch.full_like(picked[..., :1], QUERY_SEPARATOR), picked], -1).flatten(1)

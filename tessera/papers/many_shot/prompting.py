@@ -3,16 +3,17 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from random import Random
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from tqdm import tqdm
 
 from tessera.base.errors import expect
 from tessera.evaluation.continuations import Request, continuation_likelihoods
 from tessera.models.transformer import context_limit
 from tessera.papers.many_shot.prompts import DELIMITERS, STRATEGIES, Episode, Example, Template, draw_episode
-from tessera.tasks.task import Estimate, estimate
+from tessera.papers.tables import mean_of
+from tessera.tasks.task import Estimate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -56,19 +57,16 @@ def many_shot_scores(
     outcome: dict[str, Any] = {}
     drawn, total = _drawn(texts, shots, anonymous, contexts, queries, seed), len(shots) * len(STRATEGIES)
     for count, strategy, episodes in tqdm(drawn, disable=not progress, unit=" strategies", total=total):
-        delimiter, shares = strategy.split(", ")[0], []
+        delimiter, answers = strategy.split(", ")[0], []
         for episode in episodes:
             ask = partial(requests_of, model, tokenizer, texts.template, episode, delimiter)
-            answers = episode_answers(model, episode, ask, batch_size)
-            shares.append(shares_of(episode, answers))
-            for query, answer in zip(episode.queries, answers):
-                if rows is None:
-                    break
+            answers.append(episode_answers(model, episode, ask, batch_size))
+            for query, answer in zip(episode.queries, answers[-1]):
                 prompt = texts.template.prompt(episode.demonstrations, query, delimiter)
                 about = {"shots": count, "strategy": strategy, "prompt": prompt, "question": query.text}
-                scores = {"exact_match": answer.is_exact, "likeliest_label": answer.label == query.label}
-                rows.append({**about, "target": query.label, "answer": answer.label, **scores})
-        scores = {name: estimate._asdict() for name, estimate in over_contexts(shares).items()}
+                if rows is not None:
+                    rows.append({**about, "target": query.label, "answer": answer.label, **answer.scores})
+        scores = {name: estimate._asdict() for name, estimate in over_contexts(answers).items()}
         outcome.setdefault(str(count), {})[strategy] = scores
     for by_strategy in outcome.values():
         by_strategy["best"] = max(by_strategy.values(), key=lambda scores: scores["exact_match"]["mean"])
@@ -86,11 +84,10 @@ def expect_room(
     if context_limit(config) is None:
         return
     for _, strategy, episodes in _drawn(texts, shots, **options):
-        for episode in episodes:
-            for query in episode.queries:
-                prompt = texts.template.prompt(episode.demonstrations, query, strategy.split(", ")[0])
-                answer = max(episode.labels, key=lambda label: len(tokenizer(f" {label}\n")["input_ids"]))
-                _expect_positions(config, len(tokenizer(f"{prompt} {answer}\n")["input_ids"]))
+        for episode, query in ((one, query) for one in episodes for query in one.queries):
+            prompt = texts.template.prompt(episode.demonstrations, query, strategy.split(", ")[0])
+            answer = max(episode.labels, key=lambda label: len(tokenizer(f" {label}\n")["input_ids"]))
+            _expect_positions(config, len(tokenizer(f"{prompt} {answer}\n")["input_ids"]))
 
 
 def _drawn(
@@ -107,10 +104,10 @@ def _drawn(
 
 
 class Answered(NamedTuple):
-    """The label that is likeliest, and whether the greedy continuation is the right one."""
+    """The label that is likeliest, and whether it and the greedy continuation are right, by the names of the scores."""
 
     label: str
-    is_exact: bool
+    scores: dict[str, bool]
 
 
 def episode_answers(
@@ -120,27 +117,21 @@ def episode_answers(
 
     `ask(query)`: a request for each of the context's labels, and one for all of the right answer.
     """
-    by_query = [ask(query) for query in episode.queries]
-    likelihoods = iter(
-        continuation_likelihoods(model, [r for of_query in by_query for r in of_query], batch_size=batch_size)
-    )
+    requests = [request for query in episode.queries for request in ask(query)]
+    likelihoods = iter(continuation_likelihoods(model, requests, batch_size=batch_size))
     answers = []
-    for _ in episode.queries:
+    for query in episode.queries:
         values = [next(likelihoods).log_likelihood for _ in episode.labels]
-        answers.append(Answered(episode.labels[values.index(max(values))], next(likelihoods).is_greedy))
+        label = episode.labels[values.index(max(values))]
+        scores = {"exact_match": next(likelihoods).is_greedy, "likeliest_label": label == query.label}
+        answers.append(Answered(label, scores))
     return answers
 
 
-def shares_of(episode: Episode, answers: Sequence[Answered]) -> dict[str, float]:
-    """The share of right queries by each score."""
-    exact = sum(answer.is_exact for answer in answers)
-    likeliest = sum(answer.label == query.label for query, answer in zip(episode.queries, answers))
-    return {"exact_match": exact / len(answers), "likeliest_label": likeliest / len(answers)}
-
-
-def over_contexts(shares: Sequence[Mapping[str, float]]) -> dict[str, Estimate]:
-    """Each score: the mean over contexts, whose queries are not independent."""
-    return {name: estimate(torch.tensor([share[name] for share in shares], dtype=torch.float64)) for name in shares[0]}
+def over_contexts(answers: Sequence[Sequence[Answered]]) -> dict[str, Estimate]:
+    """Each score: the share of right queries of each context, over contexts; queries of one are not independent."""
+    names = answers[0][0].scores
+    return {name: mean_of([fmean(one.scores[name] for one in of_context) for of_context in answers]) for name in names}
 
 
 def requests_of(
@@ -155,8 +146,7 @@ def requests_of(
 
 def request_of(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", prompt: str, answer: str) -> Request:
     """The tokens of a prompt and of what follows it: those of both together, cut behind the prompt's."""
-    context = tokenizer(prompt)["input_ids"]
-    tokens = tokenizer(prompt + answer)["input_ids"]
+    context, tokens = (tokenizer(text)["input_ids"] for text in (prompt, prompt + answer))
     if tokens[: len(context)] != context or len(tokens) == len(context):  # the tokenizer merges across the border
         tokens = [*context, *tokenizer(answer, add_special_tokens=False)["input_ids"]]
     _expect_positions(model.config, len(tokens))

@@ -15,7 +15,7 @@ from tessera.evaluation.continuations import Request
 from tessera.models.sizes import num_parameters
 from tessera.papers.curves import doubling, draw_curve, panels, styles
 from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, RunSelection
-from tessera.papers.many_shot.prompting import episode_answers, over_contexts, shares_of
+from tessera.papers.many_shot.prompting import episode_answers, over_contexts
 from tessera.papers.many_shot.prompts import DELIMITERS, STRATEGIES, Episode, Example
 from tessera.papers.many_shot.task import ManyShot
 from tessera.papers.tables import (
@@ -33,6 +33,8 @@ from tessera.training.fit import FitOptions
 
 # Names of rows, in the order of tables and figures.
 NAMES = {"mosaic_v2": "Memory Mosaic v2", "mosaic": "Memory Mosaic v1", "llama": "Llama twin"}
+WITHOUT_LONG_TERM = "Memory Mosaic v2, long-term memories off"
+SCORES = {"exact_match": "exact match", "likeliest_label": "likeliest label"}
 
 
 @dataclass(frozen=True)
@@ -138,18 +140,13 @@ def evaluate(model: PreTrainedModel, settings: ManyShotSettings, context: RunCon
             task = settings.tested_task(shots, strategy)
             episodes = task.episodes(settings.contexts, TEST_SEED, "test", settings.queries)
             answers = [episode_answers(model, e, partial(_requests, task, e), settings.queries) for e in episodes]
-            shares = list(map(shares_of, episodes, answers))
-            scores.setdefault(str(shots), {})[strategy] = {n: list(v) for n, v in over_contexts(shares).items()}
+            scores.setdefault(str(shots), {})[strategy] = {n: list(v) for n, v in over_contexts(answers).items()}
     return scores
 
 
 def _requests(task: ManyShot, episode: Episode, query: Example) -> list[Request]:
     prompt = task.prompt(episode, query)
     return [Request(prompt, [task.label(label)]) for label in (*episode.labels, query.label)]
-
-
-WITHOUT_LONG_TERM = "Memory Mosaic v2, long-term memories off"
-SCORES = {"exact_match": "exact match", "likeliest_label": "likeliest label"}
 
 
 def strategies(records: Mapping[str, Record], score: str) -> list[Curve]:
@@ -188,18 +185,14 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
         for score, title in SCORES.items()
     }
     every_strategy = strategies(records, "exact_match")
-    parts["Lead of v2"] = _leads(best(records, "exact_match"))
+    # v2 minus each other row in percentage points, at the best strategy of each.
+    rest = {curve.label: curve.points for curve in best(records, "exact_match")}
+    ours = rest.pop(NAMES["mosaic_v2"], {})
+    leads = [[name, *(f"{100 * (ours[n].mean - points[n].mean):+.1f}" for n in ours)] for name, points in rest.items()]
+    parts["Lead of v2"] = markdown(["over", *(f"{shots} shots" for shots in ours)], leads if ours else ())
     parts["Every seed"] = trainings_table(records, NAMES, "training loss", partial(_best_shares, score="exact_match"))
     parts["Every prompt strategy"] = curves_table(["model", "delimiter, order"], every_strategy, length="{} shots")
     return parts | {"Settings": _settings([*records.values()])}
-
-
-def _leads(rows: list[Curve]) -> str:
-    """v2 minus each other row in percentage points, at the best strategy of each."""
-    points = {curve.label: curve.points for curve in rows}
-    ours = points.pop(NAMES["mosaic_v2"], {})
-    leads = [[name, *(f"{100 * (ours[n].mean - other[n].mean):+.1f}" for n in ours)] for name, other in points.items()]
-    return markdown(["over", *(f"{shots} shots" for shots in ours)], leads if ours else ())
 
 
 def _best_shares(record: Record, score: str) -> dict[str, float]:
