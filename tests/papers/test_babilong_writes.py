@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from tessera.papers.babilong import writes
-from tessera.papers.babilong.run import BUDGETS
+from tessera.papers.babilong import run as module
+from tessera.papers.babilong.run import BUDGETS, written_facts, written_noise
 from tessera.papers.babilong.sample import hide
-from tessera.papers.babilong.writes import written_facts, written_noise
 from tessera.tasks.question_answering import question_task
 from tessera.training.initial_model import starting_model
 from tessera.training.staged_data import StagedQuestions
@@ -97,7 +96,7 @@ def test_facts_lie_across_the_border_far_oftener_than_by_chance(model_and_task, 
         contexts.append(hide(*args, **kwargs))
         return contexts[-1]
 
-    monkeypatch.setattr(writes, "hide", kept)
+    monkeypatch.setattr(module, "hide", kept)
     written_facts(model, task, 0, texts=512)
     segment = model.config.segment_size
     assert len(contexts) == 512

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -146,9 +147,7 @@ def score_samples(
         if answers_questions(tokenizer):  # its likeliest answer, as long as it was trained to
             used = replace(sampling, max_new_tokens=model.generation_config.max_new_tokens or 1, temperature=0.0)
         benchmark.write_results(file, samples, [score.said for score in scores], before, used.arguments)
-    exact, published = (
-        100 * sum(getattr(score, name) for score in scores) / len(scores) for name in ("exact", "published")
-    )
+    exact, published = (100 * fmean(right) for right in zip(*((score.exact, score.published) for score in scores)))
     known_answers = f"answers of {kind}" if kind else "answers of the file, which is of none of its tasks"
     summary = (
         f"{len(samples)} samples of {path.name}, right in per cent:\n"

@@ -110,7 +110,9 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
     for key, record in records.items():
         if written := record.outcome.get("written_noise"):
             shares = [f"{100 * written[name]:.1f}" for name in ("in_text", "alone")]
-            noise.append([key, *shares, _sizes(written.get("normaliser", {}))])
+            sizes = written.get("normaliser", {})
+            sizes = [f"{sizes[segments]:.3g}" for segments in ("1", "16", "256", "1024") if segments in sizes]
+            noise.append([key, *shares, ", ".join(sizes)])
         if written := record.outcome.get("written_facts"):
             facts.append([key, *(f"{100 * written[part]:.1f}" if part in written else "" for part in PARTS)])
     headings = ["after the text before them", "with an empty memory", "mean size of z after 1, 16, 256, 1,024 of them"]
@@ -120,19 +122,19 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
         records,
         {"stages: segments: steps": "{length}: {steps_done} of {steps}", "best score of each": "{best:.3f}"},
     )
-    parts["Settings"] = settings_of(records.values(), SETTINGS)
-    return {heading: table for heading, table in parts.items() if table}
+    return parts | {"Settings": settings_of(records.values(), SETTINGS)}
 
 
 def plot(records: Mapping[str, Record], path: Path) -> None:
     """Exact match by tokens, means over seeds: QA1 by groups of models, and every kind beside the paper's ARMT."""
     with panels(path, 12, 12, rows=3, columns=3, legend="none") as axes:
+        trained = [run.configuration for run in records.values() if run.configuration.kind == "qa1"]
         for axis, (title, labels) in zip(axes, GROUPS.items()):
             curves = {model: curve for model, curve in _curves(records, "qa1").items() if model in labels}
             for model, look in styles(labels).items():
                 if model in curves:
                     draw_curve(axis, curves[model].points, labels[model], bars=2, **look)
-            for tokens in {_longest_in_training(records, model) for model in curves}:
+            for tokens in {_longest(settings) for settings in trained if settings.model in curves}:
                 axis.axvline(tokens, color="gray", lw=0.8, ls="--")
             if curves:
                 axis.axhline(1 / 6, color="gray", ls=":", label="guess")
@@ -143,9 +145,8 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
             if best is not None:
                 draw_curve(axis, curves[best].points, f"ARMT here ({GATES.get(best, best)})", bars=2)
                 paper = [share / 100 for share in published["ARMT"]]
-                axis.plot(
-                    [*TOKENS.values()][: len(paper)], paper, "k:", marker="o", mfc="white", label="ARMT, the paper"
-                )
+                style = {"marker": "o", "mfc": "white", "label": "ARMT, the paper"}
+                axis.plot([*TOKENS.values()][: len(paper)], paper, "k:", **style)
                 axis.set_title(f"{kind.upper()} beside the paper")
         for axis in axes:
             axis.set(xscale="log", xlim=(80, 1e8), ylim=(-0.02, 1.04), xlabel="tokens", ylabel="exact match")
@@ -164,19 +165,9 @@ def _curves(records: Mapping[str, Record], kind: str) -> dict[str, Curve]:
     return curves
 
 
-def _sizes(normaliser: Mapping[str, float]) -> str:
-    return ", ".join(f"{normaliser[segments]:.3g}" for segments in ("1", "16", "256", "1024") if segments in normaliser)
-
-
-def _longest_in_training(records: Mapping[str, Record], model: str) -> int:
-    """Tokens of the longest text that a model for QA1 was trained on."""
-    settings = [run.configuration for run in records.values()]
-    (longest,) = {
-        max(stage["length"] for stage in run.recipe["training"]["curriculum"]) * run.context
-        for run in settings
-        if (run.model, run.kind) == (model, "qa1")
-    }
-    return longest
+def _longest(settings: BabilongSettings) -> int:
+    """Tokens of the longest text in training."""
+    return max(stage["length"] for stage in settings.recipe["training"]["curriculum"]) * settings.context
 
 
 def _curricula(records: Iterable[Record]) -> list[list[dict[str, Any]]]:

@@ -7,17 +7,19 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from random import Random
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from tessera.evaluation.questions import right_answers
-from tessera.models.armt.modeling import ARMTForCausalLM
+from tessera.models.armt.modeling import ARMTForCausalLM, ARMTState
 from tessera.models.sizes import num_parameters
-from tessera.papers.babilong.sample import RESERVED
+from tessera.papers.babilong.sample import RESERVED, Borders, hide
 from tessera.papers.babilong.stories import LENGTHS, PLAIN_FACT
 from tessera.papers.babilong.task import BABILong
-from tessera.papers.babilong.writes import written_facts, written_noise
 from tessera.papers.experiment import Run, RunContext, RunSelection
 from tessera.papers.recipe_settings import RecipeSettings
 from tessera.recipes.recipe_files import SHIPPED, recipe_mapping
@@ -64,6 +66,17 @@ TRANSFORMER = {"type": "transformer", "positions": "rope", "hidden_size": 128, "
 
 
 AS_RECIPE = "as the recipe"
+AROUND = "ARMT around a Memory Mosaic"
+CHAINED = ("qa2", "qa3")  # with four layers, a context takes twice the time
+SMALL = {
+    **dict.fromkeys(("hidden_size", "intermediate_size", "num_persistent_slots"), 16),
+    **dict.fromkeys(("num_memory_tokens", "batch_size", "questions", "evaluate_sequences"), 2),
+    **{"memory_dim": 4, "vocab_size": 250},
+}
+READ_AT_ONCE = 1 << 22  # tokens of the contexts that are read side by side, segment by segment or the last alone
+NOISE_SEGMENTS = 1024
+PUBLISHED_SHARE = 0.2  # of facts in a sample, at most
+WHOLE_AT_ONCE = 1 << 18  # by a model that reads the whole text, which it does for each question
 
 
 class Model(NamedTuple):
@@ -96,29 +109,21 @@ LONG = {"qa1": SHIPPED / "armt-babilong-qa1-long.yaml"} | {
 MODELS = {
     # Tested with seeds and on books of no earlier design; the second of the two was chosen on validation books.
     SHUT: Model(
-        "ARMT around a Memory Mosaic, shut gates write nothing (unseen books)",
+        f"{AROUND}, shut gates write nothing (unseen books)",
         contexts=8,
         recipes=LONG,
         first_seed=11,
         gates_normaliser=True,
     ),
     UNSEEN: Model(
-        "ARMT around a Memory Mosaic, cost of writes, then a threshold (unseen books)",
-        contexts=8,
-        recipes=LONG,
-        first_seed=21,
+        f"{AROUND}, cost of writes, then a threshold (unseen books)", contexts=8, recipes=LONG, first_seed=21
     ),
-    "armt_mosaic": Model("ARMT around a Memory Mosaic"),
-    THRESHOLD: Model(
-        "ARMT around a Memory Mosaic, cost of writes, then a threshold", contexts=16, recipes=LONG, test_noise=None
-    ),
+    "armt_mosaic": Model(AROUND),
+    THRESHOLD: Model(f"{AROUND}, cost of writes, then a threshold", contexts=16, recipes=LONG, test_noise=None),
     "armt": Model("ARMT around GPT-NeoX", cost=1.3, recipes={"qa1": RECIPES / "qa1-neox.yaml"}),
-    "armt_mosaic_v2": Model(
-        "ARMT around a Memory Mosaic v2", {"type": "armt", **MEMORY, "memory_dim": 64, "base": V2_BASE}, 1.3
-    ),
+    "armt_mosaic_v2": Model(f"{AROUND} v2", {"type": "armt", **MEMORY, "memory_dim": 64, "base": V2_BASE}, 1.3),
     "armt_no_correction": Model(
-        "ARMT around a Memory Mosaic, no correction",
-        {"type": "armt", **MEMORY, "memory_dim": 64, "base": MOSAIC, "correction": False},
+        f"{AROUND}, no correction", {"type": "armt", **MEMORY, "memory_dim": 64, "base": MOSAIC, "correction": False}
     ),
     "rmt": Model("RMT around a Memory Mosaic", {"type": "rmt", **MEMORY, "base": MOSAIC}),
     "prmt": Model("PRMT around a Memory Mosaic", {"type": "prmt", **MEMORY, "base": MOSAIC}),
@@ -140,7 +145,6 @@ MODELS = {
     "mosaic_v2": Model("Memory Mosaic v2, whole text", MOSAIC_V2, 1.5),
     LAST_SEGMENT: Model("transformer, last segment only", TRANSFORMER, 0.3),
 }
-CHAINED = ("qa2", "qa3")  # with four layers, a context takes twice the time
 
 
 @dataclass(frozen=True)
@@ -189,8 +193,7 @@ class Budget:
         """One training and its measurement."""
         of_model = MODELS[model]
         recipe = recipe_mapping(of_model.recipes[kind]) | {"name": f"{model}-{kind}", "seed": seed}
-        if of_model.model is not None:
-            recipe["model"] = of_model.model
+        recipe["model"] = of_model.model or recipe["model"]
         if of_model.gates_normaliser:
             recipe["model"] = {**recipe["model"], "gate_normalizer": True}
         if of_model.test_noise != AS_RECIPE:
@@ -217,17 +220,6 @@ class Budget:
         return resized
 
 
-SMALL = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_persistent_slots": 16,
-    "num_memory_tokens": 2,
-    "memory_dim": 4,
-    "vocab_size": 250,
-    "batch_size": 2,
-    "questions": 2,
-    "evaluate_sequences": 2,
-}
 BUDGETS = {
     "smoke": Budget(
         measured=(2, 3),
@@ -249,12 +241,6 @@ BUDGETS = {
         seeds=3,
     ),
 }
-
-
-READ_AT_ONCE = 1 << 22  # tokens of the contexts that are read side by side, segment by segment or the last alone
-NOISE_SEGMENTS = 1024
-PUBLISHED_SHARE = 0.2  # of facts in a sample, at most
-WHOLE_AT_ONCE = 1 << 18  # by a model that reads the whole text, which it does for each question
 
 
 def plan(selection: RunSelection) -> list[Run]:
@@ -282,12 +268,8 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
     for segments in settings.measured:
         context.report(1.0, f"measuring {segments * settings.context:,} tokens")
         exact_match[str(segments)], seconds_per_token[str(segments)] = _measure(model, data, settings, segments)
-    outcome = {
-        "parameters": num_parameters(model),
-        "stages": stages,
-        "exact_match": exact_match,
-        "seconds_per_token": seconds_per_token,
-    }
+    outcome = {"parameters": num_parameters(model), "stages": stages}
+    outcome |= {"exact_match": exact_match, "seconds_per_token": seconds_per_token}
     if isinstance(model, ARMTForCausalLM) and isinstance(task, BABILong):
         context.report(1.0, "measuring what is written")
         segments = min(NOISE_SEGMENTS, max(settings.measured))
@@ -335,3 +317,71 @@ def _measure(model: torch.nn.Module, data: StagedQuestions, settings: BabilongSe
     seconds = time.perf_counter() - began
     groups = torch.cat(sources) if sources else None  # texts that begin in the same book are not independent
     return estimate(torch.cat(shares), groups), seconds / (count * (tokens - RESERVED))
+
+
+@torch.no_grad()
+def written_noise(
+    model: ARMTForCausalLM, task: BABILong, seed: int, *, texts: int = 4, segments: int = 1024
+) -> dict[str, Any]:
+    """The shares of segments of the test's books that change an association matrix.
+
+    Returns:
+        `in_text`: read after the text in front of them. `alone`: the same segments, each read with an empty memory. If
+        that is far more, gates stay shut because of what the memory holds, and open when it is overwritten.
+        `normaliser`: the mean of |z| over layers, features and texts after 1, 2, 4, ... segments.
+    """
+    segment, random = model.config.segment_size, Random(f"noise {seed}")
+    books = task.books("test")
+    contexts = [hide((), books, segments * segment + RESERVED, random).tokens() for _ in range(texts)]
+    tokens = torch.from_numpy(np.stack(contexts).astype(np.int64)).to(model.device)
+    empty = memory = cast("ARMTState", model.empty_memory(texts))
+    in_text = alone = 0.0
+    normaliser: dict[str, float] = {}
+    for number, segment_tokens in enumerate(tokens.split(segment, 1), 1):
+        before, memory = memory, model(input_ids=segment_tokens, memory_state=memory, skip_logits=True).memory_state
+        in_text += _changed(before, memory).sum().item()
+        if number.bit_count() == 1:
+            normaliser[str(number)] = memory.z.abs().mean().item()
+        alone += _changed(empty, model(input_ids=segment_tokens, skip_logits=True).memory_state).sum().item()
+    shares = {"in_text": in_text / (texts * segments), "alone": alone / (texts * segments)}
+    return {**shares, "normaliser": normaliser}
+
+
+@torch.no_grad()
+def written_facts(model: ARMTForCausalLM, task: BABILong, seed: int, *, texts: int = 1024) -> dict[str, float]:
+    """The shares of facts for which an association matrix changes: one fact in two segments of the test's books each.
+
+    Returns:
+        `whole`: of the facts that lie in one segment. Of those that lie across the border, `first_part`: in the first
+        segment, and `second_part`: in the second. A kind of which there was none is left out.
+    """
+    segment, random = model.config.segment_size, Random(f"facts {seed}")
+    books = task.books("test")
+    facts = task.possible_facts()
+    written: dict[str, list[bool]] = {"whole": [], "first_part": [], "second_part": []}
+    for share in (0.0, 1.0):  # by chance too few facts lie across the border
+        contexts = [
+            hide((random.choice(facts),), books, 2 * segment + RESERVED, random, borders=Borders(segment, share))
+            for _ in range(texts // 2)
+        ]
+        tokens = torch.from_numpy(np.stack([context.tokens() for context in contexts]).astype(np.int64)).to(
+            model.device
+        )
+        memory = cast("ARMTState", model.empty_memory(len(contexts)))
+        changes = []
+        for half in tokens.split(segment, 1):
+            before, memory = memory, model(input_ids=half, memory_state=memory, skip_logits=True).memory_state
+            changes.append(_changed(before, memory).tolist())
+        for context, first, second in zip(contexts, *changes):
+            in_first, in_second = (part.any() for part in np.split(context.is_fact(), 2))
+            if in_first and in_second:
+                written["first_part"].append(first)
+                written["second_part"].append(second)
+            else:
+                written["whole"].append(first if in_first else second)
+    return {part: float(np.mean(changed)) for part, changed in written.items() if changed}
+
+
+def _changed(before: ARMTState, after: ARMTState) -> Tensor:
+    """Booleans (B,): whether any layer's association matrix is another one."""
+    return (before.A != after.A).flatten(2).any(2).any(0)

@@ -14,11 +14,12 @@ from tessera.base.errors import TesseraError
 from tessera.data.sources import VALIDATION_STORIES, text_files
 from tessera.data.text_files import text_of_file
 from tessera.papers.babilong.stories import Question, Story
-from tessera.papers.babilong.vocabulary import Words, encode, vocabulary_of
+from tessera.papers.babilong.vocabulary import Words, vocabulary_of
 
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"”’')_]*\s+")
 Source = str | tuple[str, ...]  # of books: a name of bundled ones, a file, a folder, a glob, or several
 SHORTEST = 10  # tokens; shorter sentences are left out, as published
+RESERVED = 20  # tokens for question and answer, as published
 
 
 @dataclass(frozen=True)
@@ -117,15 +118,14 @@ def books_of(words: Words, split: str, test: Source | None = None) -> tuple[Book
 
 def _read(file: Path, vocabulary) -> Book:
     text = " ".join("".join(text_of_file(file)).split())
-    sentences = [np.array(ids, dtype=np.int32) for ids in encode(vocabulary, SENTENCE_END.split(text))]
+    spaced = [f" {sentence}" for sentence in SENTENCE_END.split(text)]
+    encodings = vocabulary.encode_batch_fast(spaced, add_special_tokens=False)
+    sentences = [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
     sentences = [sentence for sentence in sentences if len(sentence) >= SHORTEST]
     if not sentences:
         raise TesseraError(f"{file}: must hold sentences of at least {SHORTEST} words; got none.")
     starts = np.concatenate([[0], np.cumsum([len(sentence) for sentence in sentences])])
     return Book(file.name, np.concatenate(sentences), starts)
-
-
-RESERVED = 20  # tokens for question and answer, as published
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,33 @@ DROP = re.compile(r"(\w+) (?:dropped|put down|let go of|discarded|left) the (\w+
 GIVE = re.compile(r"(\w+) (?:gave|handed|passed) (?:the (\w+) to (\w+)|(\w+) the (\w+))")
 SIDE = re.compile(r"the (\w+) is (north|south|east|west) of the (\w+)")
 OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
+GIFT = ("giver", "receiver", "thing")
+PEOPLE = ("Mary", "John", "Sandra", "Daniel")
+GIVERS = ("Mary", "Fred", "Bill", "Jeff")
+PLACES = ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office")
+THINGS = ("football", "apple", "milk")
+MOVES = ("went to", "travelled to", "journeyed to", "moved to")
+TAKES = ("got", "grabbed", "took")
+DROPS = ("dropped", "put down", "let go of")
+# Facts of a generated story, from and to: what bAbI's own generator makes up to a question.
+LENGTHS = {"qa1": (2, 10), "qa2": (3, 77), "qa3": (3, 96), "qa4": (2, 2), "qa5": (3, 84)}
+# Of 10,000 questions that it made, every twentieth by the number of facts; QA1's are spread evenly.
+TWENTIETHS = {
+    "qa2": (3, 6, 8, 10, 11, 13, 15, 16, 17, 19, 20, 22, 23, 25, 26, 28, 30, 32, 36, 41, 77),
+    "qa3": (3, 8, 11, 13, 14, 16, 17, 18, 20, 21, 22, 24, 25, 27, 28, 30, 33, 36, 40, 48, 96),
+    "qa5": (3, 8, 10, 12, 13, 15, 17, 19, 20, 22, 24, 25, 27, 29, 31, 33, 35, 37, 40, 44, 84),
+}
+FEWEST = {"qa1": 1, "qa2": 2, "qa3": 3, "qa4": 2, "qa5": 2}  # facts that answer a question
+MANY = 200  # stories, which hold nearly all facts that there are
+# Tokens of the shortest fact there is, and of a plain one (a move, or what lies beside what).
+SHORTEST_FACT = {"qa1": 6, "qa2": 5, "qa3": 5, "qa4": 8, "qa5": 5}
+PLAIN_FACT = {"qa1": 6, "qa2": 6, "qa3": 6, "qa4": 8, "qa5": 6}
+_NAMES = {
+    "<person>": {name.lower() for name in (*PEOPLE, *GIVERS)},
+    "<place>": set(PLACES),
+    "<thing>": set(THINGS),
+    "<side>": set(OPPOSITE),
+}
 
 
 @dataclass
@@ -83,9 +110,6 @@ def _beside(world: World, place: str, side: str = "", opposite: str = "") -> str
     return world.sides.get((side or OPPOSITE[opposite], place))
 
 
-GIFT = ("giver", "receiver", "thing")
-
-
 def _last_gift(role: str, world: World, **known: str) -> str | None:
     """Who or what has this `role` (one of `GIFT`) in the newest gift that agrees with what is known."""
     gifts = (dict(zip(GIFT, gift)) for gift in reversed(world.gifts))
@@ -123,37 +147,6 @@ def answer(world: World, question: str) -> str | None:
     return None
 
 
-PEOPLE = ("Mary", "John", "Sandra", "Daniel")
-GIVERS = ("Mary", "Fred", "Bill", "Jeff")
-PLACES = ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office")
-THINGS = ("football", "apple", "milk")
-MOVES = ("went to", "travelled to", "journeyed to", "moved to")
-TAKES = ("got", "grabbed", "took")
-DROPS = ("dropped", "put down", "let go of")
-# Facts of a generated story, from and to: what bAbI's own generator makes up to a question.
-LENGTHS = {"qa1": (2, 10), "qa2": (3, 77), "qa3": (3, 96), "qa4": (2, 2), "qa5": (3, 84)}
-# Of 10,000 questions that it made, every twentieth by the number of facts; QA1's are spread evenly.
-TWENTIETHS = {
-    "qa2": (3, 6, 8, 10, 11, 13, 15, 16, 17, 19, 20, 22, 23, 25, 26, 28, 30, 32, 36, 41, 77),
-    "qa3": (3, 8, 11, 13, 14, 16, 17, 18, 20, 21, 22, 24, 25, 27, 28, 30, 33, 36, 40, 48, 96),
-    "qa5": (3, 8, 10, 12, 13, 15, 17, 19, 20, 22, 24, 25, 27, 29, 31, 33, 35, 37, 40, 44, 84),
-}
-FEWEST = {"qa1": 1, "qa2": 2, "qa3": 3, "qa4": 2, "qa5": 2}  # facts that answer a question
-
-MANY = 200  # stories, which hold nearly all facts that there are
-# Tokens of the shortest fact there is, and of a plain one (a move, or what lies beside what).
-SHORTEST_FACT = {"qa1": 6, "qa2": 5, "qa3": 5, "qa4": 8, "qa5": 5}
-PLAIN_FACT = {"qa1": 6, "qa2": 6, "qa3": 6, "qa4": 8, "qa5": 6}
-
-
-_NAMES = {
-    "<person>": {name.lower() for name in (*PEOPLE, *GIVERS)},
-    "<place>": set(PLACES),
-    "<thing>": set(THINGS),
-    "<side>": set(OPPOSITE),
-}
-
-
 @dataclass(frozen=True)
 class Question:
     """A question, and its answer in one lower-case word."""
@@ -186,17 +179,13 @@ def generate(kind: str, random: Random, most_facts: int | None = None, fewest_fa
     fewest, most = LENGTHS[kind]
     fewest = fewest if fewest_facts is None else fewest_facts
     most = most if most_facts is None else max(fewest, min(most, most_facts))
-    count = _number_of_facts(kind, random, fewest, most)  # drawn once: short stories often answer no question
+    numbers = range(fewest, most + 1)
+    is_even = kind not in TWENTIETHS  # drawn once: short stories often answer no question
+    count = random.choice(numbers) if is_even else random.choices(numbers, _frequencies(kind)[fewest : most + 1])[0]
     while True:
         facts = tuple(_WRITERS[kind](random, count))
         if questions := questions_after(kind, facts):
             return Story(facts, questions)
-
-
-def _number_of_facts(kind: str, random: Random, fewest: int, most: int) -> int:
-    if kind not in TWENTIETHS:
-        return random.randint(fewest, most)
-    return random.choices(range(fewest, most + 1), _frequencies(kind)[fewest : most + 1])[0]
 
 
 @lru_cache
@@ -297,20 +286,19 @@ def _errands(random: Random, count: int) -> Iterator[str]:
     """Moves, and things taken and put down: only free things are taken, where their place does not forbid it."""
     world = World()
     for _ in range(count):
-        fact = _move(random) if random.random() < 0.5 else _handle(random, world)
+        if random.random() < 0.5:
+            fact = _move(random)
+        else:
+            person, thing = random.choice(PEOPLE), random.choice(THINGS)
+            holder, lies = world.holder.get(thing), world.object_places.get(thing)
+            if holder is not None:
+                fact = f"{holder.capitalize()} {random.choice(DROPS)} the {thing}."
+            elif lies and world.place.get(person.lower()) != lies[-1]:
+                fact = f"{person} {random.choice(MOVES)} the {lies[-1]}."
+            else:
+                fact = f"{person} {random.choice(TAKES)} the {thing}."
         world.read(fact)
         yield fact
-
-
-def _handle(random: Random, world: World) -> str:
-    person, thing = random.choice(PEOPLE), random.choice(THINGS)
-    holder = world.holder.get(thing)
-    if holder is not None:
-        return f"{holder.capitalize()} {random.choice(DROPS)} the {thing}."
-    lies = world.object_places.get(thing)
-    if lies and world.place.get(person.lower()) != lies[-1]:
-        return f"{person} {random.choice(MOVES)} the {lies[-1]}."
-    return f"{person} {random.choice(TAKES)} the {thing}."
 
 
 def _sides(random: Random, count: int) -> Iterator[str]:

@@ -287,7 +287,12 @@ class BABILong(Task):
             story = babi.Story((), self._unanswered((), split)) if is_empty else self._story(random, split, length)
             facts = [self._tokens(fact) for fact in story.facts]
             if has_room(facts, length, self.facts_share):
-                context = hide(facts, books, length, random, self._lookalikes(random), borders)
+                lookalikes = None
+                if self.lookalikes or self.near_facts:
+                    words, seed = np.unique(self._tokens(STORY_WORDS)), random.getrandbits(32)
+                    near = self.possible_facts() if self.near_facts else ()
+                    lookalikes = Lookalikes(self.lookalikes, words, self.near_facts, near, self._names(), seed)
+                context = hide(facts, books, length, random, lookalikes, borders)
                 return Sample(context, story, random.choice(story.questions))
 
     def _questions_about(self, facts: Sequence[str], split: str) -> list[babi.Question]:
@@ -311,13 +316,6 @@ class BABILong(Task):
             chosen = random.sample(others, min(count, len(others)))
             return [question for question in chosen if random.random() < self.absent]
         return [random.choice(others) if random.random() < self.absent else question for question in chosen]
-
-    def _lookalikes(self, random: Random) -> Lookalikes | None:
-        if not (self.lookalikes or self.near_facts):
-            return None
-        words = np.unique(self._tokens(STORY_WORDS))
-        facts = self.possible_facts() if self.near_facts else ()
-        return Lookalikes(self.lookalikes, words, self.near_facts, facts, self._names(), random.getrandbits(32))
 
     def possible_facts(self) -> tuple[np.ndarray, ...]:
         """Tokens of every fact that stories of this kind may have."""

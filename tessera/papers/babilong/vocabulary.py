@@ -1,6 +1,6 @@
 """Tokens: all words of the stories and the most frequent ones of the books, or those of somebody's tokenizer."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -68,12 +68,6 @@ def pretrained(path: str) -> "PreTrainedTokenizerFast":
     if tokenizer.eos_token is None:
         raise TesseraError(f"BABILong: tokenizer {path} must have an eos_token, which ends an answer; got none.")
     return tokenizer
-
-
-def encode(vocabulary: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """Tokens of each text, with a blank before it."""
-    spaced = [f" {text}" for text in texts]
-    return [encoding.ids for encoding in vocabulary.encode_batch_fast(spaced, add_special_tokens=False)]
 
 
 @lru_cache(maxsize=1 << 14)
