@@ -46,6 +46,41 @@ from tessera.training.staged_data import StagedText
 BASE, CONTINUED = "base", "continued"
 MODELS = (BASE, CONTINUED, "armt", "rmt")
 RATE = 3e-3  # peak of the base's training
+TESTED_SHARE = 0.5  # of the held-out book; the rest of it chooses the weights
+DIGITS = 4
+# Here, and in the paper's figure on Wikitext-103, which draws the bits per byte of each segment; no number is printed.
+SETTINGS: SettingsRows = {
+    "base": (lambda records: f"{_bases(records)}, trained on the same stories", "GPT-2, tuned on Wikitext-103"),
+    "text": (lambda records: "bundled fairy tales", "Wikitext-103"),
+    "tokens of a segment": ("segment", 128),
+    "memory tokens": ("recipe.model.num_memory_tokens", 16),
+    "memory width of ARMT": ("recipe.model.memory_dim", 96),
+    "segments in training": (lambda records: ", ".join(str(stage["length"]) for stage in _stages(records)) or None, 8),
+    "segments in tests": ("tested", 15),
+    "texts per step": ("recipe.training.batch_size", 32),
+    "steps": (lambda records: sum(stage["steps"] for stage in _stages(records)) or None, 36_000),
+    "peak learning rate": (lambda records: spread(stage["learning_rate"] for stage in _stages(records)), 1e-4),
+    "weight decay": ("recipe.training.weight_decay", 0.01),
+    "seeds": (num_seeds, 1),
+    "vocabulary": ("base_recipe.tokenizer.vocab_size", None),
+    "steps of the base": ("base_recipe.training.steps", None),
+    "tested texts of each kind": ("sequences", None),
+}
+# Names of rows, in the order of tables and figures. The first two are readings of one model, the base.
+READINGS = {
+    "one_segment": "base, one segment",
+    "whole_context": "base, whole context",
+    CONTINUED: "base, trained on, one segment",
+    "rmt": "RMT",
+    "armt": "ARMT",
+}
+COLORS = dict(zip(READINGS, ("#6b7280", "#111827", "#a3a3a3", "#1d4ed8", "#c2410c")))
+TITLES = {"transformer": "GPT-NeoX", "memory_mosaic": "Memory Mosaic"}
+TEXTS = {"stories": "held-out stories", "novels": "novels"}
+# What is compared with the base, and with a base that was trained on as much text as the memories.
+COMPARED = {"one_segment": ("whole_context", CONTINUED, "rmt", "armt"), CONTINUED: ("rmt", "armt")}
+# Reading -> seed -> bits per byte (texts, segments).
+Readings = Mapping[str, Mapping[int, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -69,10 +104,6 @@ class SegmentSettings:
     trained: int
     tested: int
     sequences: int
-
-    def read_base_recipe(self) -> Recipe:
-        """The recipe of the base, checked."""
-        return from_json(Recipe, self.base_recipe, "armt_language")
 
     def read_recipe(self, base: Path) -> Recipe:
         """The recipe of what starts from the base in this folder, checked."""
@@ -145,13 +176,10 @@ def plan(selection: RunSelection) -> list[Run]:
     ]
 
 
-TESTED_SHARE = 0.5  # of the held-out book; the rest of it chooses the weights
-DIGITS = 4
-
-
 def execute(run: Run, context: RunContext) -> dict[str, Any]:
     """Sizes, stages of the training, and for each text and reading one row per text of bits per byte by segment."""
-    settings, base_recipe = run.configuration, run.configuration.read_base_recipe()
+    settings = run.configuration
+    base_recipe = from_json(Recipe, settings.base_recipe, "armt_language")
     base = context.folder.parent / "bases" / f"{base_recipe.name}-{base_recipe.seed}"
     base.mkdir(parents=True, exist_ok=True)
     with folder_held(base):  # the first run that needs the base trains it; the others wait for it
@@ -217,41 +245,6 @@ def bits_by_segment(model: nn.Module, windows: ValidationWindows, segment: int) 
     return rows
 
 
-# Here, and in the paper's figure on Wikitext-103, which draws the bits per byte of each segment; no number is printed.
-SETTINGS: SettingsRows = {
-    "base": (lambda records: f"{_bases(records)}, trained on the same stories", "GPT-2, tuned on Wikitext-103"),
-    "text": (lambda records: "bundled fairy tales", "Wikitext-103"),
-    "tokens of a segment": ("segment", 128),
-    "memory tokens": ("recipe.model.num_memory_tokens", 16),
-    "memory width of ARMT": ("recipe.model.memory_dim", 96),
-    "segments in training": (lambda records: ", ".join(str(stage["length"]) for stage in _stages(records)) or None, 8),
-    "segments in tests": ("tested", 15),
-    "texts per step": ("recipe.training.batch_size", 32),
-    "steps": (lambda records: sum(stage["steps"] for stage in _stages(records)) or None, 36_000),
-    "peak learning rate": (lambda records: spread(stage["learning_rate"] for stage in _stages(records)), 1e-4),
-    "weight decay": ("recipe.training.weight_decay", 0.01),
-    "seeds": (num_seeds, 1),
-    "vocabulary": ("base_recipe.tokenizer.vocab_size", None),
-    "steps of the base": ("base_recipe.training.steps", None),
-    "tested texts of each kind": ("sequences", None),
-}
-# Names of rows, in the order of tables and figures. The first two are readings of one model, the base.
-READINGS = {
-    "one_segment": "base, one segment",
-    "whole_context": "base, whole context",
-    CONTINUED: "base, trained on, one segment",
-    "rmt": "RMT",
-    "armt": "ARMT",
-}
-COLORS = dict(zip(READINGS, ("#6b7280", "#111827", "#a3a3a3", "#1d4ed8", "#c2410c")))
-TITLES = {"transformer": "GPT-NeoX", "memory_mosaic": "Memory Mosaic"}
-TEXTS = {"stories": "held-out stories", "novels": "novels"}
-# What is compared with the base, and with a base that was trained on as much text as the memories.
-COMPARED = {"one_segment": ("whole_context", CONTINUED, "rmt", "armt"), CONTINUED: ("rmt", "armt")}
-# Reading -> seed -> bits per byte (texts, segments).
-Readings = Mapping[str, Mapping[int, Tensor]]
-
-
 def measured(records: Mapping[str, Record]) -> dict[tuple[str, str], Readings]:
     """(base, text) -> what was measured, in the order of tables."""
     columns: dict[tuple[str, str], Readings] = {}
@@ -271,7 +264,10 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
     trained = max((record.configuration.trained for record in records.values()), default=0)
     for (base, text), readings in measured(records).items():
         heading = f"{TITLES[base]}, {TEXTS[text]}"
-        parts[f"{heading}: bits per byte"] = _by_segment(readings)
+        means = {name: by_segment(seeds) for name, seeds in readings.items()}
+        rows = [[READINGS[name], len(readings[name]), *(f"{bits:.3f}" for bits in means[name])] for name in means]
+        segments = range(1, max(map(len, means.values())) + 1)
+        parts[f"{heading}: bits per byte"] = markdown(["segment", "seeds", *segments], rows)
         parts[f"{heading}: differences"] = _differences(readings, trained)
     steps = {"stages: segments: steps": "{length}: {steps_done}"}
     parts["Trainings"] = stages_table(records, steps, "minutes of the stages")
@@ -291,12 +287,6 @@ def difference(seeds: Mapping[int, Tensor], others: Mapping[int, Tensor], part: 
     """
     both = [seed for seed in seeds if seed in others]
     return over_seeds([estimate((seeds[seed] - others[seed])[:, part].mean(1)) for seed in both]) if both else None
-
-
-def _by_segment(readings: Readings) -> str:
-    means = {name: by_segment(seeds) for name, seeds in readings.items()}
-    rows = [[READINGS[name], len(readings[name]), *(f"{bits:.3f}" for bits in means[name])] for name in means]
-    return markdown(["segment", "seeds", *range(1, max(map(len, means.values())) + 1)], rows)
 
 
 def _differences(readings: Readings, trained: int) -> str:

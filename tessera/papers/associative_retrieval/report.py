@@ -58,6 +58,43 @@ KEY_SIZE = "key_size"
 BY_GRADIENT = {"gradmem": ("rmt", 3, 5.0), "gradmem_matrix": ("armt", 1, 30.0)}
 # Relative time of a step: what the time left is estimated from.
 COSTS = {"rmt": 0.7, "prmt": 0.7, "mosaic": 0.4, **dict.fromkeys(BY_GRADIENT, 2.0)}
+# Of held-out contexts that are read at once: at most so many, and at most so many pairs of all of them.
+CONTEXTS_AT_ONCE, PAIRS_AT_ONCE = 16, 2000
+# Heading -> rule, quantity, cell.
+BY_PAIRS: dict[str, tuple[str, str, Callable[[Estimate], str]]] = {
+    "Rewrite, exact match in per cent": ("rewrite", "exact_match", percent),
+    "Remember, exact match in per cent": ("remember", "exact_match", percent),
+    "Remember, estimated pairs in memory": ("remember", "capacity", partial(with_error, form=".1f")),
+}
+# Rule, quantity, label of the axis, title.
+PANELS = (
+    ("rewrite", "exact_match", "exact match", "Rewrite: latest value of a key\nup to 10 x the trained length"),
+    ("remember", "exact_match", "exact match", "Remember: one value per key"),
+    ("remember", "capacity", "pairs in memory", "Remember: pairs in memory\nk = n (16 a - 1) / 15"),
+)
+# Heading -> what it is here, and in the paper (section 3, the appendices on training and curriculum, the scripts).
+SETTINGS: SettingsRows = {
+    "layers": ("sizes.num_layers", 4),
+    "width": ("sizes.hidden_size", 128),
+    "memory tokens": ("sizes.num_memory_tokens", 4),
+    "memory width": ("sizes.memory_dim", 32),
+    "batch": ("batch_size", 512),
+    "questions to each context": ("questions", 1),
+    "peak learning rate": (lambda records: spread(s.learning_rate for s in _stages(records)), 3e-4),
+    "standard deviation of initial weights": ("sizes.initializer_range", 0.02),
+    "pairs in the stages of rewrite": (lambda records: _pairs(records, "rewrite"), "1, 2, 3, 5, 10, 20, 40, 50"),
+    "pairs in the stages of remember": (
+        lambda records: _pairs(records, "remember"),
+        "1, 2, 3, 5, 10, 20, 40, 50, 50, 200",
+    ),
+    "steps in all": (
+        lambda records: spread(sum(stage.steps for stage in _stages([record])) for record in records),
+        "72,000 (rewrite), 97,000 (remember)",
+    ),
+    "seeds": (num_seeds, 3),
+}
+# "Perfect memory recall on lengths exceeding 10 times those used in training."
+RECALLS_BEYOND_TRAINING = 10
 
 
 @dataclass(frozen=True)
@@ -152,10 +189,6 @@ BUDGETS: dict[str, dict[str, RetrievalSettings]] = {
 SEEDS = {"smoke": 1, "cpu": 2}
 
 
-# Of held-out contexts that are read at once: at most so many, and at most so many pairs of all of them.
-CONTEXTS_AT_ONCE, PAIRS_AT_ONCE = 16, 2000
-
-
 def plan(selection: RunSelection) -> list[Run]:
     """Rewrite first, seed by seed; a memory that is written by gradient descent remembers alone, as published."""
     seeds, models = range(selection.seeds or SEEDS[selection.budget]), selection.models or tuple(NAMES)
@@ -241,43 +274,6 @@ def memory_norms(model: PreTrainedModel, task: AssociativeRetrieval, lengths: Se
         norms["normaliser"][str(length)] = state.z.norm(dim=-1).mean().item()
         norms["matrix"][str(length)] = state.A.flatten(2).norm(dim=-1).mean().item()
     return norms
-
-
-# Heading -> rule, quantity, cell.
-BY_PAIRS: dict[str, tuple[str, str, Callable[[Estimate], str]]] = {
-    "Rewrite, exact match in per cent": ("rewrite", "exact_match", percent),
-    "Remember, exact match in per cent": ("remember", "exact_match", percent),
-    "Remember, estimated pairs in memory": ("remember", "capacity", partial(with_error, form=".1f")),
-}
-# Rule, quantity, label of the axis, title.
-PANELS = (
-    ("rewrite", "exact_match", "exact match", "Rewrite: latest value of a key\nup to 10 x the trained length"),
-    ("remember", "exact_match", "exact match", "Remember: one value per key"),
-    ("remember", "capacity", "pairs in memory", "Remember: pairs in memory\nk = n (16 a - 1) / 15"),
-)
-# Heading -> what it is here, and in the paper (section 3, the appendices on training and curriculum, the scripts).
-SETTINGS: SettingsRows = {
-    "layers": ("sizes.num_layers", 4),
-    "width": ("sizes.hidden_size", 128),
-    "memory tokens": ("sizes.num_memory_tokens", 4),
-    "memory width": ("sizes.memory_dim", 32),
-    "batch": ("batch_size", 512),
-    "questions to each context": ("questions", 1),
-    "peak learning rate": (lambda records: spread(s.learning_rate for s in _stages(records)), 3e-4),
-    "standard deviation of initial weights": ("sizes.initializer_range", 0.02),
-    "pairs in the stages of rewrite": (lambda records: _pairs(records, "rewrite"), "1, 2, 3, 5, 10, 20, 40, 50"),
-    "pairs in the stages of remember": (
-        lambda records: _pairs(records, "remember"),
-        "1, 2, 3, 5, 10, 20, 40, 50, 50, 200",
-    ),
-    "steps in all": (
-        lambda records: spread(sum(stage.steps for stage in _stages([record])) for record in records),
-        "72,000 (rewrite), 97,000 (remember)",
-    ),
-    "seeds": (num_seeds, 3),
-}
-# "Perfect memory recall on lengths exceeding 10 times those used in training."
-RECALLS_BEYOND_TRAINING = 10
 
 
 def curves(records: Mapping[str, Record], rule: str, quantity: str) -> list[tuple[Curve, list[Record]]]:

@@ -29,6 +29,24 @@ MODELS = {
     "transformer-2": ("transformer", 2, "transformer, absolute positions, 2 blocks"),
     "transformer_rope-2": ("transformer_rope", 2, "transformer, rotary positions, 2 blocks"),
 }
+SEEDS = {"smoke": 1, "cpu": 3}
+SCORED_AT_ONCE = 128  # sequences
+# The shares of right successors whose step of training is told.
+LEVELS = (0.5, 0.9)
+# What the papers say: a layer of memories is enough (Memory Mosaics, section 3), a transformer needs two of attention.
+NEEDED_LAYERS = {"mosaic": 1, "transformer": 2, "transformer_rope": 2}
+COLORS = {"mosaic": "tab:purple", "transformer": "tab:blue", "transformer_rope": "tab:orange"}
+# Here, and in Bietti et al. 2023, section 3 (attention with absolute positions, no feed-forward in the last block).
+SETTINGS: SettingsRows = {
+    "width": ("hidden_size", 128),
+    "heads": ("num_heads", None),
+    "tokens of a sequence": ("task.length", 256),
+    "triggers": (lambda records: f"{(task := records[0].configuration.task).num_triggers}, {task.triggers}", None),
+    "batch": ("batch_size", 512),
+    "steps": ("fit.steps", None),
+    "peak learning rate": ("fit.learning_rate", None),
+    "test sequences": ("test", None),
+}
 
 
 @dataclass(frozen=True)
@@ -61,10 +79,6 @@ BUDGETS = {
     ),
     "cpu": InductionSettings("mosaic-1", 0, 64, 4, Induction(64), 32, _FIT),
 }
-SEEDS = {"smoke": 1, "cpu": 3}
-
-
-SCORED_AT_ONCE = 128  # sequences
 
 
 def plan(selection: RunSelection) -> list[Run]:
@@ -106,24 +120,6 @@ def scores_of(model: PreTrainedModel, task: Induction, examples: TokenExamples) 
     """The task's scores of each example (B,)."""
     rows = examples.tokens.to(model.device).split(SCORED_AT_ONCE)
     return task.scores(torch.cat([model(input_ids=tokens).logits.cpu() for tokens in rows]), examples)
-
-
-# The shares of right successors whose step of training is told.
-LEVELS = (0.5, 0.9)
-# What the papers say: a layer of memories is enough (Memory Mosaics, section 3), a transformer needs two of attention.
-NEEDED_LAYERS = {"mosaic": 1, "transformer": 2, "transformer_rope": 2}
-COLORS = {"mosaic": "tab:purple", "transformer": "tab:blue", "transformer_rope": "tab:orange"}
-# Here, and in Bietti et al. 2023, section 3 (attention with absolute positions, no feed-forward in the last block).
-SETTINGS: SettingsRows = {
-    "width": ("hidden_size", 128),
-    "heads": ("num_heads", None),
-    "tokens of a sequence": ("task.length", 256),
-    "triggers": (lambda records: f"{(task := records[0].configuration.task).num_triggers}, {task.triggers}", None),
-    "batch": ("batch_size", 512),
-    "steps": ("fit.steps", None),
-    "peak learning rate": ("fit.learning_rate", None),
-    "test sequences": ("test", None),
-}
 
 
 def tables(records: Mapping[str, Record]) -> dict[str, str]:

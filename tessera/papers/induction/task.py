@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,10 +14,10 @@ from tessera.base.errors import expect
 from tessera.tasks.task import TASKS, Task, TokenExamples, generator_of
 
 COUNTS = Path(__file__).parent / "shakespeare_bigrams.txt"
+KINDS = ("frequent", "drawn")
 
 
-@dataclass(frozen=True)
-class Bigrams:
+class Bigrams(NamedTuple):
     """A language in which the next character depends on the last one alone.
 
     Attributes:
@@ -26,21 +27,12 @@ class Bigrams:
     characters: str
     counts: Tensor
 
-    def most_frequent(self, number: int) -> Tensor:
-        """So many tokens (number,), the most frequent first."""
-        return self.counts.sum(1).topk(number).indices
 
-    def first(self, uniform: Tensor) -> Tensor:
-        """First tokens, drawn from the unigram distribution with `uniform` (B,) in [0, 1)."""
-        return _drawn(self.counts.sum(1), uniform)
+def drawn(counts: Tensor, uniform: Tensor) -> Tensor:
+    """Tokens (B,): the least index whose cumulative count exceeds `uniform` (B,) in [0, 1) times the total.
 
-    def next(self, tokens: Tensor, uniform: Tensor) -> Tensor:
-        """What follows `tokens` (B,), drawn with `uniform` (B,) in [0, 1)."""
-        return _drawn(self.counts[tokens], uniform)
-
-
-def _drawn(counts: Tensor, uniform: Tensor) -> Tensor:
-    """The least index whose cumulative count exceeds `uniform` times the total: exact, in integers."""
+    `counts` (V,) or (B, V) are integers, so that it is exact.
+    """
     cumulative = counts.cumsum(-1)
     rank = (uniform * cumulative[..., -1]).floor().long()
     return torch.searchsorted(cumulative, rank[:, None], right=True)[:, 0]
@@ -100,20 +92,20 @@ class Induction(Task):
     def sample(self, count: int, seed: int, split: str = "train") -> TokenExamples:
         """`count` sequences."""
         expect(count >= 1, "Induction", "count", "be at least 1", count)
-        bigrams, generator = shakespeare_bigrams(), generator_of(self, seed, split)
+        counts, generator = shakespeare_bigrams().counts, generator_of(self, seed, split)
+        unigrams = counts.sum(1)
         if self.triggers == "frequent":
-            triggers = bigrams.most_frequent(self.num_triggers).expand(count, -1)
+            triggers = unigrams.topk(self.num_triggers).indices.expand(count, -1)
         else:
-            shares = bigrams.counts.sum(1).double().expand(count, -1)
-            triggers = torch.multinomial(shares, self.num_triggers, generator=generator)
+            triggers = torch.multinomial(unigrams.double().expand(count, -1), self.num_triggers, generator=generator)
         successors = torch.randint(self.vocab_size, (count, self.num_triggers), generator=generator)
         # What follows each token of each sequence: -1 where the bigrams say it.
         fixed = torch.full((count, self.vocab_size), -1).scatter_(1, triggers, successors)
         uniform = torch.rand(self.length, count, generator=generator, dtype=torch.float64)
-        steps = [bigrams.first(uniform[0])]
+        steps = [drawn(unigrams, uniform[0])]
         for draws in uniform[1:]:
             successor = fixed.gather(1, steps[-1][:, None])[:, 0]
-            steps.append(torch.where(successor < 0, bigrams.next(steps[-1], draws), successor))
+            steps.append(torch.where(successor < 0, drawn(counts[steps[-1]], draws), successor))
         tokens = torch.stack(steps, 1)
         labels = tokens.clone()
         labels[:, 0] = -100
@@ -136,9 +128,6 @@ class Induction(Task):
         """(B, T): n where a trigger stands for the n-th time in its sequence, 0 where none stands."""
         stands = examples.tokens[:, None, :] == examples.details.triggers[:, :, None]
         return (stands * stands.cumsum(-1)).sum(1)
-
-
-KINDS = ("frequent", "drawn")
 
 
 def _mean_where(chosen: Tensor, values: Tensor) -> Tensor:

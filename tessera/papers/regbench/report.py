@@ -10,7 +10,6 @@ from tessera.papers.curves import draw_curve, panels, styles
 from tessera.papers.experiment import LIBRARY, PAPER_KERNELS, Experiment, Record
 from tessera.papers.regbench.run import LOSS_BLOCK, MODELS, NGRAM, RegBenchSettings, execute, plan
 from tessera.papers.tables import SettingsRows, grouped, markdown, score, settings_of, spread, with_error
-from tessera.tasks.task import Estimate
 
 KERNELS = "gaussian gaussian_knn uniform_knn normalized_relu relumax sparsemax biweight triweight".split()
 # Names of rows, in the order of tables and figures; the last ones are not in the papers' tables.
@@ -37,13 +36,11 @@ SETTINGS: SettingsRows = {
     "test problems": ("test", 1000),
 }
 SPARSE_SIZES = (1000, 2500, 5000, 10000, 20000, 40000)
-
-# Sparse Attention as Compact Kernel Regression, table 1: (accuracy, TVD) for each of SPARSE_SIZES training problems.
+# Sparse Attention as Compact Kernel Regression, table 1: (accuracy, TVD) for each of SPARSE_SIZES training problems,
+# of the models that are trained here.
 SPARSE_TABLE_1: dict[str, tuple[tuple[float, float], ...]] = {
     "retnet": ((51.3, 67.4), (50.5, 63.9), (81.5, 33.3), (88.4, 25.7), (90.8, 22.5), (92.6, 18.9)),
-    "h3": ((51.5, 65.1), (58.0, 57.0), (70.9, 47.4), (76.9, 41.4), (80.7, 36.3), (87.7, 25.4)),
     "gla": ((51.8, 65.3), (51.1, 62.2), (82.1, 31.0), (90.2, 24.5), (91.2, 21.2), (92.9, 19.0)),
-    "s4": ((52.1, 62.8), (51.7, 62.2), (54.5, 59.0), (63.3, 52.9), (72.1, 45.8), (82.5, 33.8)),
     "mamba": ((69.4, 51.0), (79.4, 41.0), (88.7, 30.6), (90.5, 28.4), (91.3, 27.0), (91.5, 27.0)),
     "transformer": ((54.5, 62.6), (92.4, 20.5), (92.7, 18.9), (94.8, 15.7), (95.1, 15.0), (95.5, 13.9)),
     "mosaic gaussian": ((93.9, 34.1), (93.7, 20.8), (94.6, 17.7), (95.0, 15.9), (95.4, 15.3), (95.4, 14.2)),
@@ -55,25 +52,18 @@ SPARSE_TABLE_1: dict[str, tuple[tuple[float, float], ...]] = {
     "mosaic biweight": ((93.8, 33.0), (94.3, 19.2), (94.7, 16.6), (95.2, 15.7), (95.0, 15.8), (95.5, 13.8)),
     "mosaic triweight": ((93.9, 32.9), (94.3, 19.0), (94.8, 16.2), (94.9, 16.1), (95.1, 15.3), (95.3, 14.4)),
 }
-
 # Memory Mosaics, table 3: (accuracy, TVD) on fresh strings of the 100 training automata.
 IN_DISTRIBUTION_100: dict[str, tuple[float, float]] = {
     "mosaic gaussian": (95.9, 41.7),
     "transformer": (85.6, 30.8),
     "mamba": (92.9, 26.8),
-    "s4": (84.6, 35.0),
-    "rwkv": (96.7, 18.3),
     "linear_transformer": (81.6, 34.8),
-    "h3": (79.4, 42.5),
     "gla": (87.0, 28.4),
-    "hyena": (95.3, 24.4),
     "lstm": (84.9, 34.3),
     "retnet": (87.6, 29.6),
 }
-
 # Name, training problems and label of a row.
 Row = tuple[str, int, str]
-Trainings = Mapping[str, Mapping[int, list[Record]]]
 # Score, column of the paper's table, title, limits of the axis.
 PANELS = (
     ("accuracy", 0, "Most likely next symbol is allowed, %", None),
@@ -116,11 +106,10 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
         for (name, _, _), seeds in rows.items()
         if name == NGRAM
     ]
-    if counted:
-        headings = ["symbols of context", "accuracy", "TVD", "last symbol"]
-        parts["Counting in the problem, without training"] = markdown(headings, counted)
+    headings = ["symbols of context", "accuracy", "TVD", "last symbol"]
+    parts["Counting in the problem, without training"] = markdown(headings, counted)
     trained = [record for record in records.values() if record.configuration.fit]
-    return {**parts, "Settings": settings_of(trained, SETTINGS)} if trained else parts
+    return parts | {"Settings": settings_of(trained, SETTINGS)}
 
 
 def _scores(seeds: list[Record], *names: str) -> list[str]:
@@ -158,33 +147,25 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
                 if name in SPARSE_TABLE_1:
                     values = [row[column] for row in SPARSE_TABLE_1[name]]
                     axis.plot(SPARSE_SIZES, values, "--", markerfacecolor="none", alpha=0.6, lw=1, **style)
-                points: dict[float, Estimate] = {
-                    n: score(seeds, "held_out", quantity) for n, seeds in sorted(trainings[name].items())
-                }
+                points = {n: score(seeds, "held_out", quantity) for n, seeds in sorted(trainings[name].items())}
                 draw_curve(axis, points, NAMES[name], lw=2, capsize=3, zorder=3, **style)
             axis.set(xscale="log", xlabel="training problems, one automaton each", title=heading)
             axis.set_xticks((100, *SPARSE_SIZES), ["100", *(f"{size / 1000:g}k" for size in SPARSE_SIZES)])
             axis.minorticks_off()
             if limits:
                 axis.set_ylim(*limits)
-        _draw_losses(loss_axis, trainings)
-
-
-def _draw_losses(axis, trainings: Trainings) -> None:
-    """Of each model the training on the fewest problems of which the losses are known."""
-    for name, style in styles(NAMES).items():
-        for _, seeds in sorted(trainings.get(name, {}).items()):
-            curves = [loss for seed in seeds if (loss := seed.outcome.get("held_out_loss_by_block"))]
+        # Of each model the training on the fewest problems of which the losses are known.
+        for name, style in styles(NAMES).items():
+            by_problems = [seeds for _, seeds in sorted(trainings.get(name, {}).items())]
+            outcomes = [[seed.outcome.get("held_out_loss_by_block") for seed in seeds] for seeds in by_problems]
+            curves = next(filter(None, ([losses for losses in seeds if losses] for seeds in outcomes)), [])
             if curves:
                 means = [fmean(losses) for losses in zip(*curves)]
-                positions = [LOSS_BLOCK * block for block in range(len(means))]
-                axis.plot(positions, means, color=style["color"], lw=2)
-                break
-    axis.set(xlabel="tokens read before", title="Loss, nats per symbol, of the models trained on the fewest problems")
+                loss_axis.plot(range(0, LOSS_BLOCK * len(means), LOSS_BLOCK), means, color=style["color"], lw=2)
+        title = "Loss, nats per symbol, of the models trained on the fewest problems"
+        loss_axis.set(xlabel="tokens read before", title=title)
 
 
 # Sparse Attention as Compact Kernel Regression, table 1; Memory Mosaics, figure 9 and table 3.
-EXPERIMENT = Experiment(
-    LIBRARY["regbench"], RegBenchSettings, plan, execute, tables, plot, MODELS, tuple(kernel_names()),
-    long=True,
-)  # fmt: skip
+ABOUT = LIBRARY["regbench"]
+EXPERIMENT = Experiment(ABOUT, RegBenchSettings, plan, execute, tables, plot, MODELS, tuple(kernel_names()), long=True)

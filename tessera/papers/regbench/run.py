@@ -25,6 +25,13 @@ MOSAICS = ("mosaic", "mosaic_v2")
 TRAINED = (*MOSAICS, "transformer", "transformer_rope", "lstm", "mamba", "linear_transformer", "retnet", "gla")
 MODELS = (*TRAINED, NGRAM)
 NGRAM_ORDERS = (0, 1, 2, 3)
+SEEDS = {"smoke": 1, "cpu": 2}
+# Width, layers, heads, peak rate; a model is shown at each of them.
+LONG_SIZES = ((256, 8, 8, 5e-4), (256, 8, 8, 2e-4), (128, 2, 8, 5e-4), (128, 4, 8, 1e-3))
+LONG_MODELS = ("transformer_rope", "transformer", "mosaic")
+# Lengths are moved by up to this share before they are sorted, so that the batches of each epoch are others.
+JITTER = 0.1
+ROWS_AT_ONCE = 32
 
 
 class Training(NamedTuple):
@@ -77,9 +84,8 @@ class RegBenchSettings:
         steps = epochs * (problems // min(self.batch_size, problems))
         fit = replace(self.fit, steps=steps, learning_rate=rate, min_learning_rate=0.1 * rate,
                       evaluate_every=max(1, steps // evaluations))  # fmt: skip
-        return replace(
-            self, model=model, kernel=kernel, num_problems=problems, seed=seed, fit=fit, label=label
-        ).as_run()
+        settings = replace(self, model=model, kernel=kernel, num_problems=problems, seed=seed, fit=fit, label=label)
+        return settings.as_run()
 
     def ngram_run(self, symbols: int) -> Run:
         """Counting what followed the last `symbols` symbols: what a model can reach that looks no further back."""
@@ -106,15 +112,11 @@ _SMOKE = replace(_CPU, hidden_size=16, num_heads=2, batch_size=4, validation=4, 
 BUDGETS = {"smoke": _SMOKE, "cpu": _CPU, "long": _LONG}
 # Of the 200 published epochs one.
 TRAININGS = {"smoke": Training(12, 1, 5e-3, 1), "cpu": Training(1000, 1, 5e-3, 2)}
-SEEDS = {"smoke": 1, "cpu": 2}
 # Trainings of equal length on more and on less data, what the short ones leave to be learned: 4,000 and 3,750 steps.
 LONGER = (Training(1000, 8, 3e-3, 8), Training(2500, 3, 3e-3, 8))
 # The transformer alone: the paper's has learned to read automata from 2,500 problems, after many more steps.
 LONGEST = Training(2500, 16, 3e-3, 16)
-# Width, layers, heads, peak rate; a model is shown at each of them.
-LONG_SIZES = ((256, 8, 8, 5e-4), (256, 8, 8, 2e-4), (128, 2, 8, 5e-4), (128, 4, 8, 1e-3))
-LONG_EPOCHS, LONG_EVALUATIONS = 100, 20
-LONG_MODELS = ("transformer_rope", "transformer", "mosaic")
+LONGEST_ON_GPU = Training(2500, 100, 5e-4, 20)  # at the rates of `LONG_SIZES`
 # 100 problems, so few automata that their languages may be learned by heart; the models see new strings of them
 # afterwards: 2,000 steps. Mamba on request: without its own GPU code it takes an hour.
 FEWEST = Training(100, 40, 3e-3, 10)
@@ -126,8 +128,15 @@ FEWEST_MODELS = (
 def plan(selection: RunSelection) -> list[Run]:
     """The most telling first: all kernels and the transformer at 1,000 problems, other seeds, more problems."""
     name = selection.budget
-    if name == "long":
-        return _long_plan(selection)
+    if name == "long":  # each model at each size and rate, on as many problems as the paper's transformer needs
+        points = product(range(selection.seeds or 1), LONG_SIZES, selection.models or LONG_MODELS)
+        return [
+            replace(_LONG, hidden_size=width, num_layers=layers, num_heads=heads).run(
+                model, kernel, LONGEST_ON_GPU._replace(learning_rate=rate), seed, f"{layers} x {width}, rate {rate:g}"
+            )
+            for seed, (width, layers, heads, rate), model in points
+            for kernel in _kernels(model, selection.kernels or ("gaussian",), name)
+        ]
     models = selection.models or ((NGRAM, "mosaic", "transformer") if name == "cpu" else (NGRAM, *TRAINED))
     pairs = [(model, k) for model in models if model != NGRAM for k in _kernels(model, selection.kernels, name)]
     budget, seeds = BUDGETS[name], range(selection.seeds or SEEDS[name])
@@ -142,28 +151,10 @@ def plan(selection: RunSelection) -> list[Run]:
     return runs + [budget.run(*pair, training, seed, f"{training.epochs} epochs") for seed, training, pair in longer]
 
 
-def _long_plan(selection: RunSelection) -> list[Run]:
-    """Each model at each size and rate, on as many problems as the paper's transformer needs."""
-    seeds, models = range(selection.seeds or 1), selection.models or LONG_MODELS
-    return [
-        replace(_LONG, hidden_size=width, num_layers=layers, num_heads=heads).run(
-            model, kernel, Training(2500, LONG_EPOCHS, rate, LONG_EVALUATIONS), seed,
-            f"{layers} x {width}, rate {rate:g}",
-        )
-        for seed, (width, layers, heads, rate), model in product(seeds, LONG_SIZES, models)
-        for kernel in _kernels(model, selection.kernels or ("gaussian",), selection.budget)
-    ]  # fmt: skip
-
-
 def _kernels(model: str, names: Sequence[str] | None, budget: str) -> Sequence[str]:
     if model not in MOSAICS:
         return [""]
     return names or (tuple(PAPER_KERNELS) if model == "mosaic" and budget != "smoke" else ["gaussian"])
-
-
-# Lengths are moved by up to this share before they are sorted, so that the batches of each epoch are others.
-JITTER = 0.1
-ROWS_AT_ONCE = 32
 
 
 def execute(run: Run, context: RunContext) -> dict[str, Any]:
@@ -185,14 +176,8 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
         with autocast(precision, device):
             return _output(model, batches.at(step)).loss
 
-    training = fit(
-        model,
-        loss_at,
-        settings.fit,
-        context.folder,
-        report=context.report,
-        validate=lambda: mean_loss(model, task, validation),
-    )
+    options: dict[str, Any] = {"report": context.report, "validate": lambda: mean_loss(model, task, validation)}
+    training = fit(model, loss_at, settings.fit, context.folder, **options)
     fresh = task.fresh_strings(task.select(train, torch.arange(min(settings.test // 2, len(train)))), seed=1)
     return {
         "parameters": num_parameters(model),

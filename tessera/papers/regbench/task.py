@@ -14,6 +14,7 @@ from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.tasks.task import SPLITS, TASKS, Task, TokenExamples, generator_of
 
 Edges = tuple[tuple[int, int], ...]
+MAX_TRIES = 1000
 
 
 class Automaton(NamedTuple):
@@ -60,7 +61,11 @@ def random_automaton(
 
 def canonical(edges: list[dict[int, int]]) -> Automaton:
     """The canonical automaton that generates what `edges[state] = {symbol: next state}` does from state 0."""
-    order = _reached(edges)
+    order = [0]  # states that can be reached, breadth first, smaller symbols first
+    for state in order:
+        order += dict.fromkeys(
+            edges[state][symbol] for symbol in sorted(edges[state]) if edges[state][symbol] not in order
+        )
     classes = _classes(edges, order)
     numbers: dict[int, int] = {}
     members: list[int] = []
@@ -76,18 +81,6 @@ def canonical(edges: list[dict[int, int]]) -> Automaton:
     )
 
 
-def _reached(edges: list[dict[int, int]]) -> list[int]:
-    """States that can be reached, breadth first, smaller symbols first."""
-    order, seen = [0], {0}
-    for state in order:
-        for symbol in sorted(edges[state]):
-            target = edges[state][symbol]
-            if target not in seen:
-                seen.add(target)
-                order.append(target)
-    return order
-
-
 def _classes(edges: list[dict[int, int]], order: list[int]) -> dict[int, int]:
     """Moore's algorithm: states stay in one class while they allow the same symbols into the same classes."""
     classes, count = dict.fromkeys(order, 0), 1
@@ -101,9 +94,6 @@ def _classes(edges: list[dict[int, int]], order: list[int]) -> dict[int, int]:
         if len(names) == count:
             return classes
         count = len(names)
-
-
-MAX_TRIES = 1000
 
 
 class Problems(NamedTuple):

@@ -12,7 +12,7 @@ from torch import Tensor
 from tessera.papers.curves import new_figure
 from tessera.papers.experiment import LIBRARY, Experiment, Record
 from tessera.papers.tables import SettingsRows, markdown, mean_of, settings_of, with_error
-from tessera.papers.three_moons.run import INVERSE_BANDWIDTH, VARIANTS, MoonSettings, execute, plan
+from tessera.papers.three_moons.run import INVERSE_BANDWIDTH, TRIPLES, VARIANTS, MoonSettings, execute, plan
 from tessera.papers.three_moons.task import MEAN_MODULUS, common_period, in_observations
 
 # A head is dedicated to a moon that has at least this share of its squared moduli.
@@ -39,15 +39,10 @@ PANELS = {"one_head": "one_head_identity", "three_heads": "three_heads_identity"
 Outcome = Mapping[str, Any]
 
 
-def matrices_of(stored: dict[str, list]) -> dict[str, Tensor]:
-    """W_phi and W_psi (rows: complex components of the heads, columns: moons) and W_z (the other way round)."""
-    return {name: torch.view_as_complex(torch.tensor(pairs)) for name, pairs in stored.items()}
-
-
 def moduli(stored: dict[str, list]) -> dict[str, Tensor]:
     """How much of each moon there is in each head's component; of real matrices the norms of their 2 x 2 blocks."""
     if torch.tensor(stored["W_phi"]).ndim == 3:
-        return {name: matrix.abs() for name, matrix in matrices_of(stored).items()}
+        return {name: torch.view_as_complex(torch.tensor(pairs)).abs() for name, pairs in stored.items()}
     blocks = {name: torch.tensor(rows).unflatten(0, (-1, 2)).unflatten(2, (-1, 2)) for name, rows in stored.items()}
     return {name: block.square().sum((1, 3)).sqrt() for name, block in blocks.items()}
 
@@ -76,7 +71,7 @@ def gains(stored: dict[str, list]) -> dict[str, float]:
     fall with time, since they hold the sine first). `leak`: its largest modulus off the diagonal. `width`: the mean of
     `1 / (sqrt(beta) |w|)`, the angular width of a head's kernel, with beta = 50 and w its largest entry of W_phi.
     """
-    matrix = matrices_of(stored)
+    matrix = {name: torch.view_as_complex(torch.tensor(pairs)) for name, pairs in stored.items()}
     product = matrix["W_z"] @ matrix["W_psi"]
     off = product.abs() * (1 - torch.eye(len(product)))
     width = (INVERSE_BANDWIDTH**0.5 * matrix["W_phi"].abs().amax(1)).reciprocal()
@@ -116,11 +111,6 @@ def seeds_of(records: Mapping[str, Record], name: str) -> list[Record]:
     return sorted(seeds, key=lambda record: record.configuration.seed)
 
 
-def triples_of(records: Mapping[str, Record]) -> list[str]:
-    """The names of the triples that were evaluated."""
-    return list(dict.fromkeys(name for record in records.values() for name in record.outcome["first_round"]["errors"]))
-
-
 def outcomes_of(records: Mapping[str, Record], name: str) -> dict[str, list[Outcome]]:
     """What one memory's seeds came to in each round of training, and those of them that disentangled."""
     groups: dict[str, list[Outcome]] = {}
@@ -137,12 +127,11 @@ def outcomes_of(records: Mapping[str, Record], name: str) -> dict[str, list[Outc
 
 
 def tables(records: Mapping[str, Record]) -> dict[str, str]:
-    """Every table; those without a row are left out."""
-    parts = {f"Errors, {triple} triple": _errors(records, triple) for triple in triples_of(records)}
+    """Errors of each triple, heads, gains, settings."""
+    parts = {f"Errors, {triple} triple": _errors(records, triple) for triple in TRIPLES}
     parts |= {"Heads of each seed": _heads(records), "Turn, leak and width": _gains(records)}
     trained = [record for record in records.values() if record.configuration.first_round.fit]
-    parts["Settings"] = settings_of(trained, SETTINGS)
-    return {heading: table for heading, table in parts.items() if table}
+    return parts | {"Settings": settings_of(trained, SETTINGS)}
 
 
 def _errors(records: Mapping[str, Record], triple: str) -> str:
@@ -153,19 +142,12 @@ def _errors(records: Mapping[str, Record], triple: str) -> str:
             if measured:
                 periods = tuple(measured[0]["errors"][triple]["periods"])
                 seeds = [levels(outcome["errors"][triple]["mean"], periods) for outcome in measured]
-                rows.append(
-                    [
-                        variant.title,
-                        title,
-                        len(seeds),
-                        _number([outcome["loss"] for outcome in measured if "loss" in outcome], ".6f"),
-                        _number([level["early"] for level in seeds], ".3f"),
-                        _number([level["after_slowest"] for level in seeds], ".1%"),
-                        _number([level["after_common"] for level in seeds], ".1%"),
-                        f"{in_observations(max(periods)):.0f}, {in_observations(common_period(periods)):.0f}",
-                        ", ".join(str(level["accurate_from"] or "never") for level in seeds),
-                    ]
-                )
+                forms = {"early": ".3f", "after_slowest": ".1%", "after_common": ".1%"}
+                cells = [_number([level[level_of] for level in seeds], form) for level_of, form in forms.items()]
+                cells += [f"{in_observations(max(periods)):.0f}, {in_observations(common_period(periods)):.0f}"]
+                cells += [", ".join(str(level["accurate_from"] or "never") for level in seeds)]
+                loss = _number([outcome["loss"] for outcome in measured if "loss" in outcome], ".6f")
+                rows.append([variant.title, title, len(seeds), loss, *cells])
     later = [f"at max(p) + {LATER}", f"at lcm + {LATER}", "max(p), lcm", "accurate from"]
     return markdown(["memory", "training", "seeds", "loss", "early error", *later], rows)
 
@@ -206,12 +188,12 @@ def _gains(records: Mapping[str, Record]) -> str:
 
 def plot(records: Mapping[str, Record], path: Path) -> None:
     """Errors of both memories and each triple, and the matrices of the first seed of three heads."""
-    names, triples = [name for name in PANELS if seeds_of(records, name)], triples_of(records)
-    figure = new_figure(5.6 * len(triples), 3.4 + 3.4 * len(names))
+    names = [name for name in PANELS if seeds_of(records, name)]
+    figure = new_figure(5.6 * len(TRIPLES), 3.4 + 3.4 * len(names))
     errors, matrices = figure.subfigures(2, 1, squeeze=False, height_ratios=[max(1, len(names)), 1])[:, 0]
     for row, name in enumerate(names):
-        for column, triple in enumerate(triples):
-            axis = errors.add_subplot(len(names), len(triples), row * len(triples) + column + 1)
+        for column, triple in enumerate(TRIPLES):
+            axis = errors.add_subplot(len(names), len(TRIPLES), row * len(TRIPLES) + column + 1)
             _draw_errors(axis, records, name, triple)
     if "three_heads" in names:
         _draw_matrices(matrices, seeds_of(records, "three_heads")[0])
@@ -236,7 +218,13 @@ def _draw_errors(axis, records: Mapping[str, Record], name: str, triple: str) ->
     axis.axhline(MEAN_MODULUS, color="gray", linestyle=":", linewidth=1, label="always 0")
     measured = [seed.outcome["first_round"]["errors"] for seed in seeds_of(records, name)]
     periods = next((tuple(errors[triple]["periods"]) for errors in measured if triple in errors), ())
-    _mark_periods(axis, periods)
+    marks = [(in_observations(period), f"$p_{i + 1}$", "black") for i, period in enumerate(sorted(periods))]
+    marks += [(in_observations(common_period(periods)), "lcm", "red")] if periods else []
+    longest = max((len(line.get_xdata()) for line in axis.lines), default=0)
+    for context, words, color in marks:
+        if context <= longest:
+            axis.axvline(context, color=color, linewidth=1.0)
+            axis.text(context, MEAN_MODULUS * 1.24, f" {words}", color=color, fontsize=8, va="top")
     axis.set(title=f"{VARIANTS[name].title}, {triple} triple {periods}", ylim=(0, MEAN_MODULUS * 1.25))
     axis.set(xlim=(0, None), xlabel="context length (observations)", ylabel="mean absolute deviation")
     axis.legend(fontsize=7, loc="upper right")
@@ -245,17 +233,6 @@ def _draw_errors(axis, records: Mapping[str, Record], name: str, triple: str) ->
 def _curves(records: Mapping[str, Record], name: str, part: str, triple: str) -> list[list[float]]:
     outcomes = [seed.outcome[part]["errors"] for seed in seeds_of(records, name) if part in seed.outcome]
     return [errors[triple]["mean"] for errors in outcomes if triple in errors]
-
-
-def _mark_periods(axis, periods: Sequence[float]) -> None:
-    marks = [(in_observations(period), f"$p_{i + 1}$", "black") for i, period in enumerate(sorted(periods))]
-    if periods:
-        marks.append((in_observations(common_period(tuple(periods))), "lcm", "red"))
-    longest = max((len(line.get_xdata()) for line in axis.lines), default=0)
-    for context, words, color in marks:
-        if context <= longest:
-            axis.axvline(context, color=color, linewidth=1.0)
-            axis.text(context, MEAN_MODULUS * 1.24, f" {words}", color=color, fontsize=8, va="top")
 
 
 def _draw_matrices(figure, record: Record) -> None:
@@ -274,6 +251,5 @@ def _draw_matrices(figure, record: Record) -> None:
 
 
 PUBLISHED = "The first round of --budget cpu is the published training."
-EXPERIMENT = Experiment(
-    LIBRARY["three_moons"], MoonSettings, plan, execute, tables, plot, tuple(VARIANTS), (), PUBLISHED
-)
+ABOUT = LIBRARY["three_moons"]
+EXPERIMENT = Experiment(ABOUT, MoonSettings, plan, execute, tables, plot, tuple(VARIANTS), (), PUBLISHED)

@@ -25,6 +25,9 @@ MATRICES = ("W_phi", "W_psi", "W_z")
 # Names of triples: that of the published figures, one of training whose common period is, like the held-out one's,
 # twice its longest period, and the held-out one.
 TRIPLES: dict[str, Periods] = {"published": (0.5, 1.0, 2.5), "training": (1.5, 2.0, 3.0), "held out": HELD_OUT[0]}
+# Sequences and contexts done together: their scores stay in the second-level cache.
+SEQUENCES = 8
+CONTEXTS = 64
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Round:
     evaluation: Evaluation
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MoonSettings:
     """One memory, trained in two rounds.
 
@@ -70,14 +73,14 @@ class MoonSettings:
         clip: of the error in the loss; None is none.
     """
 
-    num_heads: int
-    seed: int
-    length: int
-    inverse_bandwidth: float
-    bias_correction: bool
-    identity: tuple[str, ...]
-    is_complex: bool
-    clip: float | None
+    num_heads: int = 3
+    seed: int = 0
+    length: int = 800
+    inverse_bandwidth: float = INVERSE_BANDWIDTH
+    bias_correction: bool = False
+    identity: tuple[str, ...] = ()
+    is_complex: bool = True
+    clip: float | None = 0.5
     first_round: Round
     second_round: Round | None
 
@@ -127,14 +130,6 @@ _EVALUATION = Evaluation(512, 775, 25, TRIPLES)
 _FIT = FitOptions(500, 1e-2, 5e-6, warmup_ratio=0.0, decay="linear")
 # The first round is as published.
 CPU = MoonSettings(
-    num_heads=3,
-    seed=0,
-    length=800,
-    inverse_bandwidth=INVERSE_BANDWIDTH,
-    bias_correction=False,
-    identity=(),
-    is_complex=True,
-    clip=0.5,
     first_round=Round(64, 0, 0, _FIT, _EVALUATION),
     second_round=Round(8, 200, 500, replace(_FIT, steps=300, learning_rate=5e-2), replace(_EVALUATION, sequences=64)),
 )
@@ -178,8 +173,7 @@ def _round(
         options: dict[str, Any] = {"report": context.report, "name": name}
         if not settings.bias_correction:
             options["rate_factor"] = partial(uncorrected, training.fit.betas)
-        trained = fit(memory, loss, training.fit, context.folder, **options)
-        outcome = trained.outcome()
+        outcome = fit(memory, loss, training.fit, context.folder, **options).outcome()
     if memory is not None:
         outcome["weights"] = weights(memory)
     return {**outcome, "errors": evaluate(memory, training.evaluation, context)}
@@ -260,11 +254,6 @@ def evaluate(
             "standard_error": [round(value, 5) for value in (errors.std(0) / len(errors) ** 0.5).tolist()],
         }
     return errors_of
-
-
-# Sequences and contexts done together: their scores stay in the second-level cache.
-SEQUENCES = 8
-CONTEXTS = 64
 
 
 @torch.no_grad()

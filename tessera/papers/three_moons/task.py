@@ -27,6 +27,10 @@ TRAINING: tuple[Periods, ...] = (
     (1.5, 2.0, 3.0),
 )
 HELD_OUT: tuple[Periods, ...] = ((1.0, 2.0, 3.0),)
+LINE = 10_000  # observations of one triple from which sequences are cut
+PHASE = 0.3  # radians, of every moon at observation 0
+# The mean of |sin| over a circle: the deviation of who always says 0.
+MEAN_MODULUS = 2 / math.pi
 
 
 def common_period(periods: Sequence[float]) -> float:
@@ -47,12 +51,6 @@ STEP = 3 * max(common_period(periods) for periods in TRAINING + HELD_OUT) / 800
 def in_observations(period: float) -> float:
     """A time as a number of observations: 400 / 9 of them make one unit."""
     return period / STEP
-
-
-LINE = 10_000  # observations of one triple from which sequences are cut
-PHASE = 0.3  # radians, of every moon at observation 0
-# The mean of |sin| over a circle: the deviation of who always says 0.
-MEAN_MODULUS = 2 / math.pi
 
 
 @dataclass(frozen=True)
