@@ -14,7 +14,8 @@ from tessera.base.errors import expect
 from tessera.base.state import State
 from tessera.models.drafted_generation import DraftedGeneration
 from tessera.models.fingerprint import Fingerprint, difference
-from tessera.models.forward_arguments import check_labels, checks_types, embedded, refuse_keywords
+from tessera.models.forking import refuse_to_crop
+from tessera.models.forward_arguments import check_labels, checks_types, demand, embedded, refuse_keywords
 from tessera.models.saving.beside_weights import SavesWithCode
 from tessera.models.sizes import num_parameters
 from tessera.models.strict_config import StrictConfig
@@ -67,6 +68,8 @@ class LSTMState(State):
     def parts(self) -> dict[str, Any]:
         """Without the model, as `StackState`."""
         return {name: part for name, part in super().parts().items() if name != "model"}
+
+    crop = refuse_to_crop
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Steps read (the name transformers asks for)."""
@@ -135,13 +138,16 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
         past_key_values: LSTMState | None = None,
         use_cache: bool | None = None,
         return_dict: bool | None = None,
+        position_ids: Tensor | None = None,
     ) -> CausalLMOutputWithPast | tuple[Tensor, ...]:
         """Logits (B, T, V) and, with `labels` (B, T; shifted inside), the mean loss in nats per token.
 
         `past_key_values` goes on where an earlier call with `use_cache` ended, in training too. Padding goes to the
         right of a sequence, where nothing after it is read: `attention_mask` (B, before + T) may say so, without cache.
-        Left out of the loss are -100 and padding.
+        Left out of the loss are -100 and padding. `position_ids` (B or 1, T) must count on by 1.
         """
+        if position_ids is not None:
+            _expect_counting(type(self).__name__, position_ids, input_ids, attention_mask)
         hidden, state = self._read(input_ids, attention_mask, past_key_values, use_cache)
         logits = self.lm_head(hidden)
         loss = None
@@ -187,6 +193,17 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
             length = input_ids.shape[1] + (0 if past is None else past.length)
             state = LSTMState(hidden.transpose(0, 1), cell.transpose(0, 1), length, model)
         return self.norm(read), state
+
+
+def _expect_counting(where: str, position_ids: Tensor, input_ids: Tensor, mask: Tensor | None) -> None:
+    """Refuse positions that begin again, as those of another document do; padding has none."""
+    shape, got = (input_ids.shape[0], input_ids.shape[1]), tuple(position_ids.shape)
+    expect(got in (shape, (1, shape[1])), where, "position_ids", f"be {shape} or {(1, shape[1])}", got)
+    counts_on = position_ids.diff(dim=1) == 1
+    if mask is not None:
+        counts_on = counts_on | ~mask[:, -shape[1] :].bool()[:, 1:]
+    requirement = "count on by 1: an LSTM reads a row as one text"
+    demand(counts_on.all(), where, "position_ids", requirement, lambda: "positions that begin again")
 
 
 class LSTMModel(LSTMForCausalLM):

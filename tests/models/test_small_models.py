@@ -154,3 +154,15 @@ def test_an_lstm_trains_in_bfloat16_and_needs_a_token():
     ):
         with pytest.raises(TesseraError, match=message):
             model(*wrong)
+
+
+def test_positions_of_an_lstm_count_on_or_are_refused():
+    model, ids = LSTMForCausalLM(LSTMConfig(vocab_size=20, hidden_size=8)).eval(), tokens()
+    positions, mask = torch.arange(24)[None], torch.ones_like(ids)
+    assert torch.equal(model(ids, position_ids=positions + 7).logits, model(ids).logits)
+    padded = positions.repeat(2, 1)
+    padded[0, 20:], mask[0, 20:] = 1, 0
+    assert torch.equal(model(ids, attention_mask=mask, position_ids=padded).logits, model(ids).logits)
+    for wrong in (positions % 12, positions.repeat(3, 1)):
+        with pytest.raises(TesseraError, match="LSTMForCausalLM: position_ids must"):
+            model(ids, position_ids=wrong)
