@@ -31,7 +31,7 @@ from tessera.models.prefix import Prefix
 from tessera.models.recall_recording import averaged_banks, recalling_memories, recorded_weights
 from tessera.models.saving.beside_weights import SavesWithCode
 from tessera.models.stack_state import StackState, last_document, read_documents
-from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
+from tessera.ops.linear_cross_entropy import IGNORED, given_targets, linear_cross_entropy, loss_per_item
 
 
 class StackPreTrainedModel(SavesWithCode, PreTrainedModel):
@@ -257,7 +257,7 @@ class StackForCausalLM(StackPreTrainedModel, DraftedGeneration, GenerationMixin)
         Labels are shifted inside; left out are -100, padding, and what would be predicted from another document. A
         keyword `shift_labels` (B, T) takes their place: the target of each step itself, as those hand it over that cut
         a text into parts. (Were it a named argument, the Trainer would give no loss without it.)
-        The loss is divided by `num_items_in_batch` when given (gradient accumulation).
+        The loss is divided by `num_items_in_batch` when given (gradient accumulation): see `loss_per_item`.
 
         While training with labels the loss makes logits a block at a time, and the output's `logits` are computed when
         somebody looks at them (see `LazyOutput`; a compiled model returns none). `skip_logits` True leaves them out,
@@ -293,10 +293,11 @@ class StackForCausalLM(StackPreTrainedModel, DraftedGeneration, GenerationMixin)
         )
         hidden, loss = outputs.last_hidden_state, None
         if targets is not None:
-            seen, documents = hidden, document_ids
+            seen, documents, given = hidden, document_ids, given_targets(targets, shift_labels is not None)
             if documents is not None and attention_mask is not None and shift_labels is None:
                 seen, targets, documents = without_gaps(hidden, targets, documents)
-            loss = self._loss(seen, targets, documents, shift_labels is not None, num_items_in_batch)
+            total, counted = self._loss(seen, targets, documents, shift_labels is not None)
+            loss = loss_per_item(total, counted, given, num_items_in_batch)
         returns_dict = self._returns_dict(return_dict)
         is_deferred = skip_logits is None and loss is not None and self.training and returns_dict
         fields = {name: outputs[name] for name in ("past_key_values", "hidden_states", "attentions") if name in outputs}
@@ -316,14 +317,17 @@ class StackForCausalLM(StackPreTrainedModel, DraftedGeneration, GenerationMixin)
         logits = self.lm_head(hidden)
         return logits if self.config.logit_scale == 1.0 else logits * self.config.logit_scale
 
-    def _loss(self, hidden: Tensor, labels: Tensor, documents: Tensor | None, are_shifted: bool, num_items) -> Tensor:
+    def _loss(
+        self, hidden: Tensor, labels: Tensor, documents: Tensor | None, are_shifted: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Summed over the targets that count, and their number."""
         targets = labels.long() if are_shifted else labels[:, 1:].long()  # labels of few bits hold no -100
         if documents is not None:
             is_inside = (documents[:, 1:] == documents[:, :-1]) & (documents[:, 1:] >= 0)
             if are_shifted:  # what comes behind the last step is not known
                 is_inside = torch.cat([is_inside, documents[:, -1:] >= 0], 1)
             targets = torch.where(is_inside, targets, IGNORED)
-        count = (targets != IGNORED).sum() if num_items is None else num_items
+        counted = (targets != IGNORED).sum()
         hidden, targets = hidden[:, : targets.shape[1]].flatten(0, 1), targets.flatten()
         if is_plain_linear(self.lm_head):
             total = linear_cross_entropy(hidden, self.lm_head.weight, targets, self.config.logit_scale)
@@ -331,4 +335,4 @@ class StackForCausalLM(StackPreTrainedModel, DraftedGeneration, GenerationMixin)
             logits = self._logits(hidden)
             logits = logits if logits.dtype == torch.float64 else logits.float()
             total = cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
-        return total / count
+        return total, counted

@@ -10,7 +10,8 @@ from transformers.utils.generic import find_labels
 
 from tessera import MemoryMosaicConfig, MemoryMosaicForCausalLM, MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM, wrap
 from tests.covering import some
-from tests.models.contract import CASES
+from tests.models.armt.bases import make as wrapped
+from tests.models.contract import CASES, close
 
 SMALL = {"vocab_size": 20, "hidden_size": 16, "num_layers": 1, "num_heads": 2}
 
@@ -69,3 +70,48 @@ def test_it_learns_and_resumes_to_the_same_bits(build, tmp_path):
     assert resumed.state.global_step == 8
     for (name, weight), other in zip(whole.model.named_parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(weight, other), name
+
+
+PADDED = ("v1 published", "linear attention gla", "armt around memory_mosaic")
+
+
+def padded(rows, side):
+    """A batch as collators of transformers make it: padding is token 0 without a label."""
+    width = max(map(len, rows))
+    batch = {"input_ids": torch.zeros(len(rows), width, dtype=torch.long)}
+    batch |= {"labels": torch.full((len(rows), width), -100), "attention_mask": torch.zeros(len(rows), width).long()}
+    for number, row in enumerate(rows):
+        place = slice(width - len(row), width) if side == "left" else slice(len(row))
+        for name, value in (("input_ids", row), ("labels", row), ("attention_mask", torch.ones_like(row))):
+            batch[name][number, place] = value
+    return batch
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_padding_changes_no_loss_of_the_trainer(name, tmp_path):
+    """The Trainer counts the first token of a row behind padding, which nothing predicts, among the predictions."""
+    model = CASES[name].build().double().train()
+    rows = [torch.arange(length) % 7 + 1 for length in (9, 5, 3, 12)]
+    counts = [len(row) - 1 for row in rows]
+    expected = sum(model(row[None], labels=row[None]).loss * count for row, count in zip(rows, counts)) / sum(counts)
+    run = Trainer(model=model, args=TrainingArguments(str(tmp_path), report_to="none", use_cpu=True))
+    for side in ("left", "right"):
+        batch = padded(rows, side)
+        items = run._get_num_items_in_batch([batch], torch.device("cpu"))
+        close(run.compute_loss(model, batch, num_items_in_batch=items), expected)
+        close(model(**batch, num_items_in_batch=1).loss, expected * sum(counts))
+    packed = torch.cat(rows)[None]
+    if "armt" not in name:  # documents in one row: their first tokens are counted too
+        documents = torch.cat([torch.full_like(row, number) for number, row in enumerate(rows)])[None]
+        batch = {"input_ids": packed, "labels": packed, "document_ids": documents}
+        close(model(**batch, num_items_in_batch=packed.shape[1] - 1).loss, expected)
+
+
+def test_a_step_in_parts_is_charged_for_its_gates_once():
+    model = wrapped("armt", "memory_mosaic", segment_size=4, gate_penalty=5.0, strength_stretch=1.1).train()
+    ids = torch.randint(1, 60, (4, 12))
+    whole = model(ids, labels=ids, num_items_in_batch=4 * 11)
+    assert whole.penalty > 0.1
+    parts = [model(rows, labels=rows, num_items_in_batch=4 * 11) for rows in (ids[:1], ids[1:])]
+    assert sum(part.loss for part in parts).item() == pytest.approx(whole.loss.item(), abs=1e-5)  # a float32 in it
+    assert sum(part.penalty for part in parts).item() == pytest.approx(whole.penalty.item(), abs=1e-5)

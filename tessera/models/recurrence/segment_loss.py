@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from tessera.base.errors import expect
 from tessera.layers.plain_linear import is_plain_linear
 from tessera.models.recurrence.segmented_input import Span, columns, scattered
-from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
+from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy, loss_per_item, shared
 
 # Families whose logits are their output embedding of the last hidden state and nothing else (no cap, no scale).
 PLAIN = frozenset({"gpt2", "gpt_neo", "gpt_neox", "llama", "mistral", "qwen2", "qwen3"})
@@ -41,12 +41,12 @@ class SegmentLoss:
     """Next-token cross entropy across the whole text: a segment's last token predicts the next's first.
 
     Args:
-        targets: of every position (B, T), see `shifted_targets`. balancing: weight of the base's own balancing loss, of
-            which the mean over all segments is added.
+        targets: of every position (B, T), see `shifted_targets`. given: see `loss_per_item`. balancing: weight of the
+            base's own balancing loss, of which the mean over all segments is added.
     """
 
-    def __init__(self, targets: Tensor, balancing: float = 0.0):
-        self.targets = targets
+    def __init__(self, targets: Tensor, given: Tensor, balancing: float = 0.0):
+        self.targets, self.given = targets, given
         # Which positions count, known to the CPU: one look at the labels, not one for each segment.
         self.counted = (self.targets != IGNORED).cpu()
         self.total: Tensor | float = 0.0
@@ -92,11 +92,13 @@ class SegmentLoss:
             self.total = self.total + linear_cross_entropy(torch.cat(hidden), heads[0].weight, torch.cat(targets))
 
     def value(self, num_items: Tensor | int | None = None) -> Tensor:
-        """The sum divided by `num_items` (gradient accumulation), else by the number of counted positions."""
+        """The sum divided by `num_items` (see `loss_per_item`), else by the number of counted positions."""
         self._add_waiting()
-        count = (self.targets != IGNORED).sum() if num_items is None else num_items
-        loss = torch.as_tensor(self.total, device=self.targets.device) / count
-        return loss + self.balancing * self.balance / self.tokens if self.tokens else loss
+        total = torch.as_tensor(self.total, device=self.targets.device)
+        loss = loss_per_item(total, (self.targets != IGNORED).sum(), self.given, num_items)
+        if not self.tokens:
+            return loss
+        return loss + shared(torch.as_tensor(self.balancing * self.balance / self.tokens), self.given, num_items)
 
 
 def shifted_targets(
