@@ -47,9 +47,7 @@ class Attached:
         The text is read in windows of which each is predicted from what the memory held before it, then stored. A token
         sees at least a quarter of a window before it. It begins a context of its own: its first token is no next token.
         """
-        ids = torch.tensor(self._encoded(text), dtype=torch.long) if isinstance(text, str) else torch.as_tensor(text)
-        is_ids = ids.dim() == 1 and not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
-        expect(is_ids, "attach", "text", "be text or token ids (T,)", f"{ids.dtype} {tuple(ids.shape)}")
+        ids = self._token_ids(torch.tensor(self._encoded(text), dtype=torch.long) if isinstance(text, str) else text)
         step = self.window - self.window // 4
         with evaluating(self.model):
             for first in range(0, max(len(ids) - 1 - self.window // 4, min(len(ids) - 1, 1)), step):
@@ -78,6 +76,21 @@ class Attached:
         own = (logits.float().gather(1, tokens[:, None])[:, 0] - logits.float().logsumexp(1)).exp()
         memory = self._own_memory(begins=True).fitted(hidden, tokens, own).remembered(hidden, tokens)
         self.memory = replace(memory, model=self._fingerprint.of(self.model, False))
+
+    def _token_ids(self, tokens: Any) -> Int[Tensor, " T"]:
+        """`tokens` (T,) as a tensor. Raises `TesseraError` unless they are tokens of the model, before any is read."""
+        try:
+            ids, got = torch.as_tensor(tokens), ""
+        except (TypeError, ValueError, RuntimeError):
+            ids, got = torch.zeros(()), type(tokens).__name__
+        is_ids = ids.dim() == 1 and not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
+        expect(is_ids, "attach", "text", "be text or token ids (T,)", got or f"{ids.dtype} {tuple(ids.shape)}")
+        size = self.model.get_input_embeddings().num_embeddings
+        lowest, highest = (int(ids.min()), int(ids.max())) if len(ids) else (0, 0)
+        needed, got = f"lie in 0..{size - 1}, the model's vocabulary", f"values from {lowest} to {highest}"
+        advice = "Does the tokenizer belong to this model?"
+        expect(lowest >= 0 and highest < size, "attach", "token ids", needed, got, advice)
+        return ids.long()
 
     def _encoded(self, text: str) -> list[int]:
         expect(self.tokenizer is not None, "attach", "tokenizer", "be given to read text", None)

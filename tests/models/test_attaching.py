@@ -175,11 +175,26 @@ def test_mistakes_are_one_line_and_leave_no_hook():
         tessera.attach(llama()).read("text")
     with pytest.raises(TesseraError, match="token ids"):
         tessera.attach(llama()).read(torch.zeros(1, 4))
-    with pytest.raises(TesseraError, match="token ids"):
-        tessera.attach(llama()).read([False])
+    for wrong in ([False], ["a", "b"], None):
+        with pytest.raises(TesseraError, match="token ids"):
+            tessera.attach(llama()).read(wrong)
     for length in (0, 1, 2):
         ids = torch.arange(length)
         assert len(tessera.attach(llama()).read(ids).memory) == max(0, length - 1)
+
+
+@pytest.mark.parametrize("wrong", [50, -1])
+@pytest.mark.parametrize("place", [0, 20, 99])  # the last is predicted and never read
+@pytest.mark.parametrize("family", MODELS)
+def test_tokens_beyond_the_vocabulary_are_refused_before_any_is_read(family, place, wrong):
+    model, ids = MODELS[family](), torch.arange(100) % 50
+    ids[place] = wrong
+    with tessera.attach(model, window=16) as attached:
+        values = f"values from {min(wrong, 0)} to {max(wrong, 49)}"
+        with pytest.raises(TesseraError, match=rf"attach: token ids must lie in 0\.\.49.*got {values}"):
+            attached.read(ids)
+        assert len(attached.memory) == 0
+        assert len(attached.read((torch.arange(100) % 50).short()).memory) == 99
 
 
 def test_smollm2_is_unpacked_on_demand_only(tmp_path, monkeypatch):
