@@ -132,13 +132,16 @@ class ValidationWindows(Dataset):
     def tokens_per_byte(self, tokenizer: "PreTrainedTokenizerFast") -> float:
         """Tokens that are predicted per byte of text that they stand for: what turns nats into bits per byte.
 
-        Of the whole text for tokenizers whose tokens do not say their bytes.
+        Of the whole text for tokenizers whose tokens do not say their bytes, and where one stands for unknown text.
         """
         sizes = token_sizes(tokenizer)
         if sizes is None:
             return self.split.tokens_per_byte
         labels = np.concatenate([self[number]["labels"][1:].numpy() for number in range(len(self))])
         predicted = labels[labels != IGNORED]
+        unknown = tokenizer.unk_token_id  # GPT-2's is its end token, and stands for no text
+        if unknown not in (None, tokenizer.eos_token_id, tokenizer.bos_token_id) and (predicted == unknown).any():
+            return self.split.tokens_per_byte
         return len(predicted) / max(1, int(sizes[predicted].sum()))
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from tessera.base.errors import TesseraError
-from tessera.data.windows import ValidationWindows
+from tessera.data.windows import ValidationWindows, stacked
 from tessera.evaluation.loss import bits_per_byte
 from tessera.evaluation.questions import answer_loss, count_answers, is_segmented, score_answers
 from tessera.memory_files.answering import QUESTION_FORMAT
@@ -131,19 +131,15 @@ class StagedText(CorpusData, StagedData):
         split, context = self.corpus.training, stage.length_at(step, self.recipe.seed) * self.segment
         random = Random(self.seed_of(number, step))
         starts = [random.randint(split.start, split.stop - context) for _ in range(self.recipe.training.batch_size)]
-        parts = [starts[slice(*rows)] for rows in micro_batches(self.recipe.training, self.processes)]
-
-        def loss(starts: list[int]) -> Tensor:
-            tokens = torch.stack([split.window(start, context)["input_ids"] for start in starts])
-            tokens = tokens.to(next(model.parameters()).device)
-            return model(input_ids=tokens, labels=tokens).loss / (len(parts) * self.processes.count)
-
-        return [partial(loss, part) for part in parts]
+        windows = [split.window(start, context, self.recipe.data.document_ids) for start in starts]
+        parts = [stacked(windows[slice(*rows)]) for rows in micro_batches(self.recipe.training, self.processes)]
+        return self.window_losses(model, parts)
 
     def predictions(self, model: nn.Module, stage: Stage) -> dict[str, float]:
         """Loss and bits per byte."""
-        training = self.recipe.training
-        windows = ValidationWindows(self.corpus.validation, stage.length * self.segment, training.evaluate_sequences)
+        training, length = self.recipe.training, stage.length * self.segment
+        options = (training.evaluate_sequences, self.recipe.data.document_ids)
+        windows = ValidationWindows(self.corpus.validation, length, *options)
         loss = shared_loss(model, windows, training.batch_size // self.processes.count, self)
         bits = bits_per_byte(loss, windows.tokens_per_byte(self.tokenizer))
         return {"score": math.exp(-loss), "validation_loss": loss, "validation_bits_per_byte": bits}

@@ -5,9 +5,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import PreTrainedTokenizerFast
 
 from tessera.base.errors import TesseraError
-from tessera.data.store import StoreDescription, TokenStore
+from tessera.data.sources import text_source
+from tessera.data.store import StoreDescription, TokenStore, open_or_build
 from tessera.data.windows import Split, TrainingWindows, ValidationWindows, shuffled, stacked
 
 
@@ -83,3 +86,15 @@ def test_held_out_text_is_the_end_and_not_trained_on(tmp_path):
 def test_validation_windows_are_spread_over_the_text(tmp_path):
     windows = ValidationWindows(Split.of(store_of(tmp_path, 1000)), 10, limit=4)
     assert [int(item["input_ids"][0]) for item in windows] == [0, 250, 500, 750]
+
+
+@pytest.mark.parametrize(("text", "expected"), [("a b ab ", 1.0), ("a国b国", 0.5)])
+def test_unknown_text_counts_with_all_of_its_bytes(tmp_path, text, expected):
+    """A token of SentencePiece says its bytes, unless it is the one for whatever the vocabulary does not have."""
+    model = models.BPE(vocab={"<unk>": 0, "</s>": 1, "a": 2, "b": 3, "\u2581": 4}, merges=[], unk_token="<unk>")
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer, tokenizer.decoder = normalizers.Replace(" ", "\u2581"), decoders.Replace("\u2581", " ")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
+    (tmp_path / "text.txt").write_text(50 * text, encoding="utf-8")
+    store = open_or_build(text_source(str(tmp_path / "text.txt")), tokenizer, tmp_path, end_token=False)
+    assert ValidationWindows(Split.of(store), 8).tokens_per_byte(tokenizer) == expected
