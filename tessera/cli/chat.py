@@ -120,8 +120,8 @@ class _Chat:
 
         name = name or self.file
         expect(bool(name), "chat", "/save", "name a file", "none")
-        require_place(Path(name), overwrite=name == self.file, verb="chat")
-        self.memory.save(name)
+        mark = require_place(Path(name), overwrite=name == self.file, verb="chat")
+        self.memory.save(name, self.memory.marks.get(name, mark))
         count = len(self.memory.documents)
         print(f"{name}: {count} document{'s' * (count != 1)} stored")
 

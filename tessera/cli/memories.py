@@ -47,15 +47,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _change(arguments: argparse.Namespace) -> int:
     import tessera.models  # noqa: F401 (what states are made of)
-    from tessera.memory_files.memory import Memory, require_place
+    from tessera.memory_files.memory import Memory, mark_of, require_place
     from tessera.models.saving.loading import load_model, load_tokenizer
 
     first, *others = arguments.names
     is_merge = arguments.action == "merge"
     expect(arguments.out is not None or not is_merge, "memories", "--out", "be given with merge", "none")
     out = Path(arguments.out or first)
-    if arguments.out is not None:
-        require_place(out, arguments.overwrite, "memories")
+    mark = mark_of(out) if arguments.out is None else require_place(out, arguments.overwrite, "memories")
     model = () if arguments.model is None else (load_model(arguments.model), load_tokenizer(arguments.model))
     memory = Memory(*model).load(first, "memories", "M")
     for name in others:
@@ -64,7 +63,7 @@ def _change(arguments: argparse.Namespace) -> int:
         else:
             memory.forget(name)
     expect(bool(memory.documents), "memories", "a document", "be left", "none", f"Delete {first} instead.")
-    memory.save(out)
+    memory.save(out, mark)
     _print_info(out, True)
     return 0
 

@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out)
     paths = [path for name in arguments.files if name != "-" for path in document_paths(name, "memorize", "FILE")]
     typed = standard_texts("memorize") if "-" in arguments.files else None
-    require_place(out, arguments.overwrite or arguments.append)
+    mark = require_place(out, arguments.overwrite or arguments.append)
     memory = Memory(load_model(arguments.model), load_tokenizer(arguments.model))
     before = arguments.memory or (arguments.out if arguments.append and out.exists() else None)
     if before is not None:
@@ -50,6 +50,6 @@ def run(arguments: argparse.Namespace) -> int:
     _, status = of_each(sources, lambda name: memory.read(*sources[name], **options))
     if status and not memory.documents:
         return status
-    memory.save(out)
+    memory.save(out, mark)
     print(f"{out}: {memory.described()}, {out.stat().st_size / 1e6:.2f} MB")
     return status

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from tessera.base.checkpoints import tensor_checksum
 from tessera.base.errors import TesseraError, expect
 from tessera.base.files import expect_output, expect_plain_file, writing
+from tessera.base.locks import folder_held
 from tessera.base.state import State
 from tessera.generation.sampling import Sampling
 from tessera.memory_files.answering import GREEDY, Answer, answer, answers_questions, require_known_words
@@ -25,6 +27,8 @@ from tessera.models.stack import StackForCausalLM
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+ANY_FILE = (-1,)  # no file has this mark
 
 
 class Memory:
@@ -48,6 +52,7 @@ class Memory:
         self.tokenizer: Any = tokenizer
         self.documents: tuple[Document, ...] = ()
         self.kind = "" if model is None else model.config.model_type
+        self.marks: dict[str, tuple[int, ...] | None] = {}  # of the files that it was loaded from and stored in
         self._owner: Any = None
         self._unchecked: StateFile | None = None
 
@@ -184,15 +189,23 @@ class Memory:
                 self._append(document)
         return self
 
-    def save(self, path: str | Path) -> Self:
-        """Write the file, complete or not at all.
+    def save(self, path: str | Path, replaces: tuple[int, ...] | None = ANY_FILE) -> Self:
+        """Write the file, complete or not at all. `replaces`: the `mark_of` the file that may be replaced.
 
-        Raises `TesseraError`: a memory that is not finite, or a file that cannot be written.
+        Raises `TesseraError`: a memory that is not finite, or a file that cannot be written; or another process has
+        stored another file there: this memory is then beside it.
         """
         self.verify()  # what was changed must not be written again with a right checksum
+        path = place = Path(path)
         documents = [vars(document) for document in self.documents]
-        with writing(Path(path)):
-            save_values(Path(path), self.kind, {MADE_BY: self.owner, "documents": documents}, finite=True)
+        with writing(path), folder_held(path.absolute().parent):
+            if replaces is not ANY_FILE and mark_of(path) != replaces:
+                names = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in count(2))
+                place = next(name for name in names if not name.exists())
+            save_values(place, self.kind, {MADE_BY: self.owner, "documents": documents}, finite=True)
+            self.marks[str(place)] = mark_of(place)
+        got, advice = "one that another process stored meanwhile", f"This memory is in {str(place)!r}."
+        expect(place == path, str(path), "the file", "be the one that was there at first", got, advice)
         return self
 
     def load(self, path: str | Path, where: str = "load", argument: str = "path") -> Self:
@@ -201,6 +214,7 @@ class Memory:
         Raises `TesseraError`: no memory, one of another model, tokenizer or version, or one that was changed.
         """
         expect_plain_file(Path(path), where, argument)
+        self.marks[str(path)] = mark_of(Path(path))
         file = StateFile.open(path, where, argument)
         if self.model is not None:
             expect(file.kind == self.kind, where, argument, f"be a stored {self.kind} memory", f"{file.kind} file")
@@ -262,14 +276,25 @@ def made_by(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast") -> d
     return {name: hashlib.sha256(part.encode()).hexdigest()[:16] for name, part in parts.items()}
 
 
-def require_place(out: Path, overwrite: bool, verb: str = "memorize") -> None:
-    """Raise `TesseraError` unless a memory can be stored in `out`: before a long text is read, not after it.
+def mark_of(path: Path) -> tuple[int, ...] | None:
+    """Tells the file `path` from any later one of its name; None where there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def require_place(out: Path, overwrite: bool, verb: str = "memorize") -> tuple[int, ...] | None:
+    """The `mark_of` `out`. Raises `TesseraError` unless a memory can be stored there: before a long text is read.
 
     A file that exists is replaced if it is a stored memory and `overwrite` says so; no other file ever is.
     """
+    mark = mark_of(out)
     expect_output(out, verb, "--out", is_stored_memory, "a stored memory")
     if out.exists() and not overwrite:
         raise TesseraError(f"{verb}: --out must be a new file; got {str(out)!r}, a stored memory. Use --overwrite.")
+    return mark
 
 
 def is_stored_memory(path: Path) -> bool:

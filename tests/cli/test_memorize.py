@@ -14,6 +14,7 @@ from tessera.data.sources import text_source
 from tessera.data.store import open_or_build
 from tessera.data.text_files import text_of_files
 from tessera.inspection.text import read_tokens
+from tessera.memory_files import Memory
 from tessera.models.armt import ARMTState
 from tessera.models.recurrence import read_stream
 from tessera.models.saving.loading import load_model, load_tokenizer
@@ -295,3 +296,54 @@ def test_standard_input_that_is_no_text(tessera, refused, wrapped, tmp_path, mon
         assert (status, what in err) == (2, True), err
         monkeypatch.setattr("sys.stdin", None)  # what Python has for a closed one
         refused("standard input must be open", *arguments)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_of_two_processes_that_store_into_one_file_neither_loses_its_work(
+    tessera, refused, run_folder, tmp_path, monkeypatch, is_there
+):
+    """The second finds what the first has stored while it read itself."""
+    file, texts = tmp_path / "m.st", [tmp_path / f"{name}.txt" for name in ("zero", "one", "two")]
+    for number, path in enumerate(texts):
+        path.write_text("a king " * (number + 1))
+    if is_there:
+        tessera("memorize", run_folder, texts[0], "--out", file)
+    append = ["--append"] if is_there else []
+    read, others = Memory.read, []
+
+    def while_another(self, *arguments, **options):
+        read(self, *arguments, **options)
+        if not others:
+            others.append(0)
+            others[0] = tessera("memorize", run_folder, texts[1], "--out", file, *append)[0]
+
+    monkeypatch.setattr(Memory, "read", while_another)
+    refused("another process stored meanwhile", "memorize", run_folder, texts[2], "--out", file, *append)
+    assert others == [0]
+    before = ["zero.txt"] if is_there else []
+    assert Memory().load(file).names == [*before, "one.txt"]
+    assert Memory().load(tmp_path / "m-2.st").names == [*before, "two.txt"]
+    assert tessera("memories", "forget", file, "one.txt")[0] == (0 if is_there else 2)  # in place; the last stays
+
+
+def test_a_chat_stores_into_its_file_again_but_over_no_other(tessera, run_folder, tmp_path, monkeypatch):
+    file, texts = tmp_path / "m.st", [tmp_path / f"{name}.txt" for name in ("zero", "one", "two")]
+    for path in texts:
+        path.write_text("a king ")
+    tessera("memorize", run_folder, texts[0], "--out", file)
+    save, saves = Memory.save, []
+
+    def before_another(self, path, *arguments):
+        saves.append(path)
+        save(self, path, *arguments)
+        if len(saves) == 2:
+            save(Memory().load(file).forget("zero.txt"), file)
+
+    monkeypatch.setattr(Memory, "save", before_another)
+    lines = ["/save", f"/read {texts[1]}", "/save", f"/read {texts[2]}", "/save"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
+    status, out, err = tessera("chat", run_folder, "--memory", file)
+    assert (status, len(saves), out.count("stored\n")) == (0, 3, 2)
+    assert "another process stored meanwhile" in err
+    assert Memory().load(file).names == ["one.txt"]
+    assert Memory().load(tmp_path / "m-2.st").names == ["zero.txt", "one.txt", "two.txt"]
