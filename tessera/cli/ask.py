@@ -139,6 +139,8 @@ def _asker(arguments: argparse.Namespace, memory: "Memory") -> Callable[[str], d
     cite = 3 if arguments.cite or arguments.page else 0
     if cite:
         memory.expect_pairs("ask: --cite")
+        beams = sampling_of(arguments).num_beams
+        expect(beams == 1, "ask", "--num-beams", "be 1 with --cite or --page, which follow one token by one", beams)
     answers: list = []
 
     def ask(question: str) -> dict:

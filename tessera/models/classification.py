@@ -103,6 +103,7 @@ def _classifiers(
         described = f"transformers' head for {task} on {name}."
         body: dict[str, Any] = {"__module__": __name__, "__doc__": described, "base_model_prefix": "model"}
         body["config_class"] = config or plumbing.config_class
+        body["accepts_loss_kwargs"] = False  # transformers' heads take the mean, whatever number of items they are told
         made[task] = globals()[f"{name}For{task}"] = type(f"{name}For{task}", (head, plumbing), body)
     return made
 

@@ -298,6 +298,11 @@ def test_standard_input_that_is_no_text(tessera, refused, wrapped, tmp_path, mon
         refused("standard input must be open", *arguments)
 
 
+def test_citations_of_beams_are_refused_before_a_text_is_read(refused, run_folder, corpus):
+    for option in ("--cite", "--page=page.html"):
+        refused("--num-beams must be 1", "ask", run_folder, "a king", "--text", corpus, option, "--num-beams", 2)
+
+
 @pytest.mark.parametrize("is_there", [True, False])
 def test_of_two_processes_that_store_into_one_file_neither_loses_its_work(
     tessera, refused, run_folder, tmp_path, monkeypatch, is_there

@@ -3,7 +3,13 @@
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    Trainer,
+    TrainingArguments,
+)
 
 from tessera.base.errors import TesseraError
 from tests.covering import each_value
@@ -108,3 +114,32 @@ def test_logits_of_nothing_but_padding_are_refused(name):
     mask[:, -2:] = 0
     with pytest.raises(TesseraError, match="logits_to_keep must be more than the 2 positions of padding"):
         model(ids, attention_mask=mask, logits_to_keep=1)
+
+
+@pytest.mark.parametrize("name", ["v1 published", "linear attention gla", "armt around memory_mosaic", "lstm"])
+@pytest.mark.parametrize("task", TASKS)
+def test_the_trainer_trains_a_classifier_by_the_mean_in_however_many_parts(name, task, tmp_path):
+    ids = tokens(8, 10)
+    labels = torch.arange(8) % 3 if task == "sequence" else ids % 3
+    rows = [{"input_ids": row, "labels": label} for row, label in zip(ids, labels)]
+    steps = []
+    for parts in (1, 4):
+        torch.manual_seed(0)
+        config = CASES[name].build().config
+        config.num_labels, config.pad_token_id = 3, 0
+        model = TASKS[task].from_config(config).double()
+        for head in model.children():  # transformers' head of tokens has dropout of its own
+            if isinstance(head, torch.nn.Dropout):
+                head.p = 0.0
+        expected = model(ids, labels=labels).loss.item()
+        arguments = TrainingArguments(
+            str(tmp_path), max_steps=1, per_device_train_batch_size=8 // parts, gradient_accumulation_steps=parts,
+            logging_steps=1, save_strategy="no", report_to="none", disable_tqdm=True, use_cpu=True,
+        )  # fmt: skip
+        run = Trainer(model=model, args=arguments, train_dataset=rows, eval_dataset=rows)
+        assert run.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
+        assert run.predict(rows).predictions.shape[-1] == 3
+        run.train()
+        assert run.state.log_history[-2]["loss"] == pytest.approx(expected, rel=1e-5)
+        steps.append(run.state.log_history[-2]["grad_norm"])
+    assert steps[0] == pytest.approx(steps[1], rel=1e-4)
