@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from tessera.base.files import write_text_atomically
 from tessera.base.precision import autocast, resolve_precision
+from tessera.base.state import State
 from tessera.evaluation.provenance import provenance
 from tessera.models.small_models import build_small_model
 
@@ -84,7 +85,7 @@ def decoding(model: nn.Module, context: int) -> Callable[[], None]:
             for _ in range(NEW_TOKENS):
                 output = model(token, past_key_values=states[0], use_cache=True)
                 states[0], token = output.past_key_values, output.logits[:, -1:].argmax(dim=-1)
-        if hasattr(states[0], "crop"):
+        if not isinstance(states[0], State):
             states[0].crop(-NEW_TOKENS)
 
     return generate

@@ -1,0 +1,26 @@
+"""What `benchmarks` times behind a state is timed several times, by models whose state is a value and by others."""
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from benchmarks import language_models
+from benchmarks.gpu_stages import decoding
+from tessera import MemoryMosaicConfig, MemoryMosaicForCausalLM
+
+
+@pytest.fixture(params=["v1", "gpt2"])
+def model(request):
+    size = language_models.SIZE["vocab_size"]
+    if request.param == "v1":
+        config = MemoryMosaicConfig(vocab_size=size, hidden_size=8, num_layers=1, num_heads=1, num_persistent_slots=2)
+        return MemoryMosaicForCausalLM(config)
+    return GPT2LMHeadModel(GPT2Config(vocab_size=size, n_embd=8, n_layer=1, n_head=1))
+
+
+@pytest.mark.parametrize("stage", ["make bench", "gpu"])
+def test_decoding_is_timed_again(model, stage):
+    ids = torch.zeros(1, 4, dtype=torch.long)
+    run = decoding.generation(model, ids, 2) if stage == "gpu" else language_models.decoding(model, 4)
+    run()
+    run()
