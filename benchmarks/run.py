@@ -114,14 +114,19 @@ def drafts() -> Iterator[Case]:
     read, drawn = torch.randint(0, 8191, (96,), generator=draw), torch.randint(0, 64, (192,), generator=draw)
     edit = read.clone()
     edit[::12] = torch.randint(0, 8191, (8,), generator=draw)
-    for how in ("", " compiled"):
-        model = language_models.build("mosaic", 512).eval()
-        model = compile_decoding(model) if how else model
-        for name, text in (("repeats itself", torch.cat([read, edit])), ("does not", drawn)):
+    transformer = language_models.build("transformer", 1100)
+    models = {
+        "v1": language_models.build("mosaic", 512),
+        "v1 compiled": compile_decoding(language_models.build("mosaic", 512).eval()),
+        "v2": MemoryMosaicV2ForCausalLM(MemoryMosaicV2Config(**V2, tie_word_embeddings=True)),
+        "ARMT": wrap(transformer, 512, 10, 64),
+    }
+    for name, model in models.items():
+        for kind, text in (("repeats itself", torch.cat([read, edit])), ("does not", drawn)):
             options = {"max_new_tokens": 96, "do_sample": False, "pad_token_id": 8191}
-            plain = partial(model.generate, text[None, :96], logits_processor=[_Says(text)], **options)
+            plain = partial(model.eval().generate, text[None, :96], logits_processor=[_Says(text)], **options)
             drafted = partial(plain, prompt_lookup_num_tokens=10)
-            yield f"prompt lookup / without: v1{how}, text that {name}", drafted, plain
+            yield f"prompt lookup / without: {name}, text that {kind}", drafted, plain
 
 
 class _Says:

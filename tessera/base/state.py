@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import GetAttrKey, register_pytree_node, tree_leaves
+from torch.utils._pytree import GetAttrKey, register_pytree_node, tree_iter
 
 CLASSES: dict[str, type] = {}  # by name: the values that a file of states may hold
 
@@ -66,7 +66,7 @@ class State:
 
     def recordable(self) -> Self:
         """The state itself, or a copy if it was made in inference mode and gradients are recorded now."""
-        made = next((leaf for leaf in tree_leaves(self) if isinstance(leaf, Tensor)), None)
+        made = first_tensor(self)
         is_foreign = made is not None and made.is_inference() and not torch.is_inference_mode_enabled()
         return self.map(torch.clone) if is_foreign else self
 
@@ -80,7 +80,7 @@ class State:
         document that is not given is document 0.
         """
         parts = [state.parts() for state in states]
-        rows = [next(leaf for leaf in tree_leaves(part) if isinstance(leaf, Tensor)).shape[0] for part in parts]
+        rows = [first.shape[0] for state in states if (first := first_tensor(state)) is not None]
         return cls.from_parts({name: _joined([part[name] for part in parts], rows) for name in parts[0]})
 
     def take_back(self) -> None:
@@ -104,6 +104,11 @@ class State:
 
         self.map(count)
         return total
+
+
+def first_tensor(tree: Any) -> Tensor | None:
+    """Of a state, or of what consists of states; the others are not looked at, as a decoded token asks for it."""
+    return next((leaf for leaf in tree_iter(tree) if isinstance(leaf, Tensor)), None)
 
 
 def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:

@@ -5,10 +5,9 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from tessera.base.errors import expect
-from tessera.base.state import State
+from tessera.base.state import State, first_tensor
 from tessera.models.fingerprint import difference
 from tessera.models.forking import refuse_to_crop
 from tessera.models.forward_arguments import demand
@@ -44,8 +43,8 @@ class StackState(State):
         other_model = difference(self.model, model)
         needed, got = "be a state of this model", f"one of {other_model}"
         expect(other_model is None, where, "past_key_values", needed, got, "Read the text again.")
-        held = next((leaf for leaf in tree_leaves(self.layers) if isinstance(leaf, Tensor)), hidden)
-        rows = hidden.shape[0]
+        held, rows = first_tensor(self.layers), hidden.shape[0]
+        held = hidden if held is None else held
         expect(held.shape[0] == rows, where, "past_key_values", f"have {rows} rows, as the text", held.shape[0])
         return (self if held.device == hidden.device else self.to(hidden.device)).recordable()
 
