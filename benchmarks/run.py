@@ -155,7 +155,16 @@ def reading() -> Iterator[Case]:
             for start in range(0, length, segment):
                 peer.base_model(ids[:, max(0, start - segment) : start + segment], use_cache=False)
 
-    yield "reading: ARMT / GPT-2 in windows", partial(read_stream, model, ids[0].tolist(), precision="auto"), windows
+    eager = partial(read_stream, model, ids[0].tolist(), precision="auto")
+    yield "reading: ARMT / GPT-2 in windows", eager, windows
+    compiled = wrap(make(), segment, 10, 64).eval()
+    for block in compiled.base.transformer.h:
+        block.compile()
+    yield (
+        "reading: ARMT, blocks compiled / eager",
+        partial(read_stream, compiled, ids[0].tolist(), precision="auto"),
+        eager,
+    )
 
 
 def kernels() -> Iterator[Case]:
