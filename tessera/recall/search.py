@@ -250,6 +250,7 @@ class _Reader:
             lowest = (floor - self.intercepts) / self.slopes
             epsilon = 8 * torch.finfo(lowest.dtype).eps
             lowest = lowest - epsilon * (lowest.abs() + (self.intercepts / self.slopes).abs())
+            lowest = lowest.nextafter(torch.full_like(lowest, -torch.inf))  # just below 0, a slope makes it 0
         of_blocks = needed.view(self.heads, self.count, -1).split([leaves.places.shape[1] for leaves in self.blocks], 2)
         parts = [
             part

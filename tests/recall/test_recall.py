@@ -100,6 +100,12 @@ def test_hard_pairs_are_recalled_exactly(**drawn):
     check_hard_pairs(3, **drawn)
 
 
+def test_pairs_that_all_tie_at_zero_are_not_taken_for_lower_ones():
+    """The floor of neighbours is just below 0; divided by a slope it was 0, and the most recent of equals were lost."""
+    options = {"kernel": "uniform_knn", "count": 370, "kind": "zeros", "dtype": torch.double, "window": Window(delay=1)}
+    check_hard_pairs(1, **options, pieces=1, with_documents=False, sharpness=10.0, seed=6791)
+
+
 @pytest.mark.slow
 def test_a_hundred_thousand_queries_are_answered_exactly():
     draw = Random(0)
