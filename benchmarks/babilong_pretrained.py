@@ -1,7 +1,7 @@
 """BABILong asked of a pretrained model as it is: samples as text, a few stories with their answers before each.
 
     tessera models get smollm2 --output smollm2
-    OMP_NUM_THREADS=1 python -m benchmarks.babilong_pretrained smollm2 --out results/babilong/smollm2.json
+    OMP_NUM_THREADS=1 python -m benchmarks.babilong_pretrained smollm2 --out results/pretrained/babilong.json
 
 Noise is the bundled test books, stories are as long as bAbI's as far as they fit into a fifth of a sample; every sample
 has its own story, and its own place in the books. Samples are written as the benchmark's files, and scored
