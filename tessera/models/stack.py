@@ -26,12 +26,13 @@ from tessera.models.forward_arguments import (
     without_packing,
 )
 from tessera.models.lazy_logits import LazyLogits, LazyOutput
+from tessera.models.loss_per_item import count_of_labels, loss_per_item
 from tessera.models.padded_rows import LayersRead, is_between_tokens, read_rows, without_gaps
 from tessera.models.prefix import Prefix
 from tessera.models.recall_recording import averaged_banks, recalling_memories, recorded_weights
 from tessera.models.saving.beside_weights import SavesWithCode
 from tessera.models.stack_state import StackState, last_document, read_documents
-from tessera.ops.linear_cross_entropy import IGNORED, given_targets, linear_cross_entropy, loss_per_item
+from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
 
 
 class StackPreTrainedModel(SavesWithCode, PreTrainedModel):
@@ -293,11 +294,11 @@ class StackForCausalLM(StackPreTrainedModel, DraftedGeneration, GenerationMixin)
         )
         hidden, loss = outputs.last_hidden_state, None
         if targets is not None:
-            seen, documents, given = hidden, document_ids, given_targets(targets, shift_labels is not None)
+            seen, documents, num_labels = hidden, document_ids, count_of_labels(targets, shift_labels is not None)
             if documents is not None and attention_mask is not None and shift_labels is None:
                 seen, targets, documents = without_gaps(hidden, targets, documents)
-            total, counted = self._loss(seen, targets, documents, shift_labels is not None)
-            loss = loss_per_item(total, counted, given, num_items_in_batch)
+            total, num_counted = self._loss(seen, targets, documents, shift_labels is not None)
+            loss = loss_per_item(total, num_counted, num_labels, num_items_in_batch)
         returns_dict = self._returns_dict(return_dict)
         is_deferred = skip_logits is None and loss is not None and self.training and returns_dict
         fields = {name: outputs[name] for name in ("past_key_values", "hidden_states", "attentions") if name in outputs}
@@ -327,7 +328,7 @@ class StackForCausalLM(StackPreTrainedModel, DraftedGeneration, GenerationMixin)
             if are_shifted:  # what comes behind the last step is not known
                 is_inside = torch.cat([is_inside, documents[:, -1:] >= 0], 1)
             targets = torch.where(is_inside, targets, IGNORED)
-        counted = (targets != IGNORED).sum()
+        num_counted = (targets != IGNORED).sum()
         hidden, targets = hidden[:, : targets.shape[1]].flatten(0, 1), targets.flatten()
         if is_plain_linear(self.lm_head):
             total = linear_cross_entropy(hidden, self.lm_head.weight, targets, self.config.logit_scale)
@@ -335,4 +336,4 @@ class StackForCausalLM(StackPreTrainedModel, DraftedGeneration, GenerationMixin)
             logits = self._logits(hidden)
             logits = logits if logits.dtype == torch.float64 else logits.float()
             total = cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
-        return total, counted
+        return total, num_counted

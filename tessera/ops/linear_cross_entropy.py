@@ -49,33 +49,6 @@ def expect_labels(where: str, labels: Tensor, count: int) -> None:
         expect(got is None, where, "labels", f"lie in 0..{count - 1} (vocab_size) or be {IGNORED}", got)
 
 
-def given_targets(labels: Tensor, are_shifted: bool) -> Tensor:
-    """How many targets labels (B, T) hold; of those that are yet to be shifted, the first of a row is none."""
-    return ((labels if are_shifted else labels[:, 1:]).long() != IGNORED).sum()
-
-
-def loss_per_item(total: Tensor, counted: Tensor, given: Tensor, num_items: Tensor | float | None) -> Tensor:
-    """The summed loss of `counted` targets as a mean; `given` targets, without -100, were there before masks.
-
-    `num_items` is what transformers' Trainer counts in all batches whose gradients are added: given targets, also those
-    that only padding or another document would predict. Then the result is this batch's share of its mean. A smaller
-    number than `given` is no such count, and divides the sum as it is.
-    """
-    if num_items is None:
-        return total / counted
-    items = torch.as_tensor(num_items, device=total.device)
-    is_more = (counted < given) & (given <= items)
-    return torch.where(is_more, shared(total / counted.clamp(min=1), given, items), total / items)
-
-
-def shared(mean: Tensor, given: Tensor, num_items: Tensor | float | None) -> Tensor:
-    """The share of a batch with `given` targets in a mean over all batches of `loss_per_item`."""
-    if num_items is None:
-        return mean
-    items = torch.as_tensor(num_items, device=mean.device)
-    return torch.where(given <= items, mean * (given.to(mean.dtype) / items), mean)
-
-
 class _LinearCrossEntropy(torch.autograd.Function):
     """Forward: loss and, where needed, both gradients, block by block. Backward: scales them."""
 

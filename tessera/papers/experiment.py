@@ -1,7 +1,7 @@
 """What an experiment is (runs of a budget, how one is done, what is shown of all), and every experiment by its name."""
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,6 +50,14 @@ class Run:
     configuration: Any
     cost: float = 1.0
     data: Mapping[str, str] = field(default_factory=dict)
+
+
+def seed_by_seed(
+    selection: RunSelection, budgets: Mapping[str, Any], seeds: Mapping[str, int], models: Iterable[str]
+) -> list[Run]:
+    """All models of a seed, then of the next: `run(model, seed)` of the settings of the budget."""
+    numbers = range(selection.seeds or seeds[selection.budget])
+    return [budgets[selection.budget].run(name, seed) for seed in numbers for name in selection.models or models]
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ class Leaves:
     @classmethod
     def joined(cls, parts: Iterable[Self], num_blocks: int) -> Self:
         """The `num_blocks` blocks of all parts, one behind the other; a part is let go when it was copied."""
-        whole: dict[str, Tensor] = {}
+        joined: dict[str, Tensor] = {}
         done, size = 0, torch.zeros(())
         for part in parts:
             if part.num_blocks == num_blocks:
@@ -115,10 +115,10 @@ class Leaves:
                 heads, count, *rest = of_part.shape
                 step = count // part.num_blocks
                 if not done:
-                    whole[field.name] = of_part.new_empty(heads, num_blocks * step, *rest)
-                whole[field.name][:, done * step : done * step + count] = of_part
+                    joined[field.name] = of_part.new_empty(heads, num_blocks * step, *rest)
+                joined[field.name][:, done * step : done * step + count] = of_part
             done += part.num_blocks
-        return cls(**whole, size=size)
+        return cls(**joined, size=size)
 
     def coordinates(self, queries: Float[Tensor, "H Q K"]) -> Float[Tensor, "H G Q coordinates"]:
         """c(q) in the directions of each block."""

@@ -20,7 +20,15 @@ def model(request):
 
 @pytest.mark.parametrize("stage", ["make bench", "gpu"])
 def test_decoding_is_timed_again(model, stage):
+    lengths = []  # behind which each token is decoded
     ids = torch.zeros(1, 4, dtype=torch.long)
     run = decoding.generation(model, ids, 2) if stage == "gpu" else language_models.decoding(model, 4)
+    model.register_forward_pre_hook(
+        lambda model, inputs, keywords: lengths.append(keywords["past_key_values"].get_seq_length()), with_kwargs=True
+    )
     run()
+    first = list(lengths)
+    assert first == list(range(3, 3 + len(first)))
     run()
+    goes_on = stage == "make bench" and model.config.model_type == "memory_mosaic"
+    assert lengths[len(first) :] == [length + len(first) * goes_on for length in first]

@@ -11,8 +11,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tessera.base.checkpoints import FOLDER, verify
 from tessera.base.errors import TesseraError, TrainingInterrupted
 from tessera.base.files import remove
-from tessera.data.windows import ValidationWindows
-from tessera.evaluation.loss import loss_by_position
 from tessera.recipes.recipe import read_recipe
 from tessera.training import fit, staged_data
 from tessera.training import run as run_module
@@ -236,31 +234,6 @@ def test_stages_from_memory_end_with_a_segment(recipe_of, tmp_path, monkeypatch)
     train(recipe_of(QUESTIONS, f"training.curriculum=[{stages}]"), tmp_path / "run", progress=False)
     assert set(lengths[-3:]) == {64}  # a step, and a validation of two batches
     assert 64 - 20 in lengths
-
-
-def test_documents_of_a_text_with_a_curriculum_are_told_apart(recipe_of, recipe_file, tmp_path):
-    """As without one: in the batches, which count every token with a label once, and in the validation."""
-    text = {
-        "model": BASE,
-        "data": {"source": str(tmp_path / "text.txt"), "context": 32, "validation_fraction": 0.2, "separator": "\n"},
-        "training": {"batch_size": 4, "micro_batch_size": 1, "evaluate_sequences": 3, "precision": "fp32"},
-    }
-    recipe = recipe_of(text, "data.document_ids=true", "training.curriculum=[{length: 2, min_length: 2, steps: 1}]")
-    data, stage = staged_data.open_data(recipe, tmp_path, saved_tokenizer=False), recipe.training.curriculum[0]
-    model = starting_model(recipe, data.tokenizer, context=64).eval()
-    read, losses, given = [], list(data.losses(model, stage, 0, 0)), model.forward
-    model.forward = lambda **inputs: read.append(inputs) or given(**inputs)
-    assert torch.equal(sum(data.losses(model, stage, 0, 0)), sum(losses))
-    inputs = {name: torch.cat([part[name] for part in read]) for name in ("input_ids", "labels", "document_ids")}
-    assert inputs["document_ids"].max() >= 1
-    begins = inputs["document_ids"].diff(dim=1) != 0
-    assert torch.equal(inputs["labels"][:, 1:] == -100, begins)
-    del model.forward
-    torch.testing.assert_close(sum(losses), model(**inputs).loss)
-    windows = ValidationWindows(data.corpus.validation, 64, 3, document_ids=True)
-    expected = loss_by_position(model, windows, 1).mean
-    assert data.validation(model, stage)["validation_loss"] == pytest.approx(expected)
-    assert abs(loss_by_position(model, ValidationWindows(data.corpus.validation, 64, 3), 1).mean - expected) > 1e-4
 
 
 def test_settings_of_the_task_are_refused_of_text(recipe_of, tmp_path):

@@ -24,6 +24,7 @@ from tessera.models.forward_arguments import (
 )
 from tessera.models.lazy_logits import LazyLogits, LooksUpLogits
 from tessera.models.learned_positions import first_position
+from tessera.models.loss_per_item import count_of_labels
 from tessera.models.recurrence.base_model import (
     SegmentedBackbone,
     expect_base,
@@ -49,7 +50,6 @@ from tessera.models.recurrence.segmented_input import (
 from tessera.models.recurrence.state import MemoryState
 from tessera.models.saving.beside_weights import SavesWithCode
 from tessera.models.sizes import flops_per_token, num_parameters
-from tessera.ops.linear_cross_entropy import given_targets, shared
 
 REFUSED = {
     **REASONS,
@@ -272,8 +272,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
                 hidden states (B, T, hidden) of the ordinary tokens before each layer, and the input of the head.
             output_attentions: also return the attention of each layer within the segments, without memory tokens.
             position_ids: (B or 1, T), which must count on by 1: positions are the model's own, within each segment.
-            num_items_in_batch: divide the summed loss by this in place of the number of counted positions (see
-                `loss_per_item`).
+            num_items_in_batch: divide the summed loss by this, see `loss_per_item`; default: by what counts.
         Raises:
             TesseraError: inputs that do not fit each other or the model, and other keywords of transformers, by name.
         """
@@ -304,10 +303,9 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         reading = read(runner, text, collector, state, cache, **options)
         head = self.get_output_embeddings()
         logits = LazyLogits(head, collector.head_input(), head) if is_lazy else collector.logits.value()
-        value = None if loss is None else loss.value(num_items_in_batch)
-        penalty = runner.memory.penalty()
-        if loss is not None and penalty is not None:
-            penalty = shared(penalty, loss.given, num_items_in_batch)
+        value, penalty = None, runner.memory.penalty()
+        if loss is not None:
+            value, penalty = loss.value(num_items_in_batch), loss.share(penalty, num_items_in_batch)
         output = self._output(reading, collector, logits, value, penalty, output_segment_states)
         return output if returns_dict else output.to_tuple()
 
@@ -379,9 +377,9 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         if chosen_labels is None:
             return None
         check_labels(type(self).__name__, chosen_labels, text.shape, self.config.vocab_size)
-        are_shifted = shift_labels is not None
-        targets = shifted_targets(chosen_labels.long(), loss_mask, text.real, are_shifted)
-        return SegmentLoss(targets, given_targets(chosen_labels, are_shifted), balancing_weight(self.base))
+        targets = shifted_targets(chosen_labels.long(), loss_mask, text.real, shift_labels is not None)
+        num_labels = count_of_labels(chosen_labels, shift_labels is not None)
+        return SegmentLoss(targets, num_labels, balancing_weight(self.base))
 
     def _fitting(self, state: MemoryState, batch: int) -> MemoryState:
         """`state`, checked to serve `batch` rows."""

@@ -7,8 +7,9 @@ from transformers import PreTrainedModel
 
 from tessera.base.errors import expect
 from tessera.layers.plain_linear import is_plain_linear
+from tessera.models.loss_per_item import loss_per_item, share_of
 from tessera.models.recurrence.segmented_input import Span, columns, scattered
-from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy, loss_per_item, shared
+from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
 
 # Families whose logits are their output embedding of the last hidden state and nothing else (no cap, no scale).
 PLAIN = frozenset({"gpt2", "gpt_neo", "gpt_neox", "llama", "mistral", "qwen2", "qwen3"})
@@ -41,12 +42,12 @@ class SegmentLoss:
     """Next-token cross entropy across the whole text: a segment's last token predicts the next's first.
 
     Args:
-        targets: of every position (B, T), see `shifted_targets`. given: see `loss_per_item`. balancing: weight of the
-            base's own balancing loss, of which the mean over all segments is added.
+        targets: of every position (B, T), see `shifted_targets`. num_labels: see `loss_per_item`.
+        balancing: weight of the base's own balancing loss, of which the mean over all segments is added.
     """
 
-    def __init__(self, targets: Tensor, given: Tensor, balancing: float = 0.0):
-        self.targets, self.given = targets, given
+    def __init__(self, targets: Tensor, num_labels: Tensor, balancing: float = 0.0):
+        self.targets, self.num_labels = targets, num_labels
         # Which positions count, known to the CPU: one look at the labels, not one for each segment.
         self.counted = (self.targets != IGNORED).cpu()
         self.total: Tensor | float = 0.0
@@ -95,10 +96,14 @@ class SegmentLoss:
         """The sum divided by `num_items` (see `loss_per_item`), else by the number of counted positions."""
         self._add_waiting()
         total = torch.as_tensor(self.total, device=self.targets.device)
-        loss = loss_per_item(total, (self.targets != IGNORED).sum(), self.given, num_items)
+        loss = loss_per_item(total, (self.targets != IGNORED).sum(), self.num_labels, num_items)
         if not self.tokens:
             return loss
-        return loss + shared(torch.as_tensor(self.balancing * self.balance / self.tokens), self.given, num_items)
+        return loss + share_of(torch.as_tensor(self.balancing * self.balance / self.tokens), self.num_labels, num_items)
+
+    def share(self, penalty: Tensor | None, num_items: Tensor | int | None) -> Tensor | None:
+        """Of what is charged once for all batches whose gradients are added; see `loss_per_item`."""
+        return None if penalty is None else share_of(penalty, self.num_labels, num_items)
 
 
 def shifted_targets(

@@ -12,7 +12,7 @@ from typing import Any
 from tessera.models.sizes import num_parameters
 from tessera.papers.curves import doubling, draw_curve, panels, styles
 from tessera.papers.document_qa.task import FULL_WORDING, DocumentQA
-from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, RunSelection
+from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, RunSelection, seed_by_seed
 from tessera.papers.tables import (
     Curve,
     by_model,
@@ -185,8 +185,7 @@ SEEDS = {"smoke": 1, "cpu": 2}
 
 def plan(selection: RunSelection) -> list[Run]:
     """Seed by seed, all models of a seed."""
-    seeds = range(selection.seeds or SEEDS[selection.budget])
-    return [BUDGETS[selection.budget].run(name, seed) for seed in seeds for name in selection.models or NAMES]
+    return seed_by_seed(selection, BUDGETS, SEEDS, NAMES)
 
 
 def execute(run: Run, context: RunContext) -> dict[str, Any]:

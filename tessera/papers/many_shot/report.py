@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from tessera.evaluation.continuations import Request
 from tessera.models.sizes import num_parameters
 from tessera.papers.curves import doubling, draw_curve, panels, styles
-from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, RunSelection
+from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, RunSelection, seed_by_seed
 from tessera.papers.many_shot.prompting import episode_answers, over_contexts
 from tessera.papers.many_shot.prompts import DELIMITERS, STRATEGIES, Episode, Example
 from tessera.papers.many_shot.task import ManyShot
@@ -111,8 +111,7 @@ SEEDS = {"smoke": 1, "cpu": 3}
 
 def plan(selection: RunSelection) -> list[Run]:
     """Seed by seed, all models of a seed."""
-    seeds = range(selection.seeds or SEEDS[selection.budget])
-    return [BUDGETS[selection.budget].run(name, seed) for seed in seeds for name in selection.models or NAMES]
+    return seed_by_seed(selection, BUDGETS, SEEDS, NAMES)
 
 
 def execute(run: Run, context: RunContext) -> dict[str, Any]:

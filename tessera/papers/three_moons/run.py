@@ -16,7 +16,7 @@ from tessera.base.errors import expect
 from tessera.kernels.workspace import Workspace
 from tessera.memories.linear_contextual import LinearContextualMemory
 from tessera.models.sizes import num_parameters
-from tessera.papers.experiment import Run, RunContext, RunSelection
+from tessera.papers.experiment import Run, RunContext, RunSelection, seed_by_seed
 from tessera.papers.three_moons.task import HELD_OUT, TRAINING, Periods, ThreeMoons, deviation
 from tessera.training.fit import FitOptions, fit
 
@@ -146,8 +146,7 @@ SEEDS = {"smoke": 1, "cpu": 5}
 
 def plan(selection: RunSelection) -> list[Run]:
     """Seed by seed; what is not trained has one."""
-    budget, seeds = BUDGETS[selection.budget], range(selection.seeds or SEEDS[selection.budget])
-    runs = [budget.run(name, seed) for seed in seeds for name in selection.models or DEFAULT]
+    runs = seed_by_seed(selection, BUDGETS, SEEDS, DEFAULT)
     return [run for run in runs if run.configuration.seed == 0 or run.configuration.first_round.fit]
 
 

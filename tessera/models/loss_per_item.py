@@ -1,0 +1,33 @@
+"""A summed loss as a mean: of one batch, or as its share of a mean over batches whose gradients are added."""
+
+import torch
+from torch import Tensor
+
+from tessera.ops.linear_cross_entropy import IGNORED
+
+
+def count_of_labels(labels: Tensor, are_shifted: bool) -> Tensor:
+    """How many labels (B, T) are not -100; of those that are yet to be shifted, the first of a row is none."""
+    return ((labels if are_shifted else labels[:, 1:]).long() != IGNORED).sum()
+
+
+def loss_per_item(total: Tensor, num_counted: Tensor, num_labels: Tensor, num_items: Tensor | float | None) -> Tensor:
+    """The summed loss of `num_counted` targets as a mean; `num_labels` without -100 were there before masks.
+
+    `num_items` is what transformers' Trainer counts in all batches whose gradients are added: labels, also those that
+    only padding or another document would predict. Then the result is this batch's share of its mean. A number below
+    `num_labels` is no such count, and divides the sum as it is.
+    """
+    if num_items is None:
+        return total / num_counted
+    items = torch.as_tensor(num_items, device=total.device)
+    are_left_out = (num_counted < num_labels) & (num_labels <= items)
+    return torch.where(are_left_out, share_of(total / num_counted.clamp(min=1), num_labels, items), total / items)
+
+
+def share_of(mean: Tensor, num_labels: Tensor, num_items: Tensor | float | None) -> Tensor:
+    """What a batch with `num_labels` adds to a mean over all batches of `loss_per_item`."""
+    if num_items is None:
+        return mean
+    items = torch.as_tensor(num_items, device=mean.device)
+    return torch.where(num_labels <= items, mean * (num_labels.to(mean.dtype) / items), mean)
