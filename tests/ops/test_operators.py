@@ -67,6 +67,8 @@ def test_kernel_regression_in_blocks(kernel, window):
     for own, operator in zip(*results, strict=True):
         assert torch.equal(own, operator)
     opcheck(chunked_op.regress, chunked_op.arguments(call))
+    plain = [x.detach() if isinstance(x, torch.Tensor) else x for x in chunked_op.arguments(call)]
+    opcheck(chunked_op.regress_backward, (drawn("cpu", 2, 9, 3).detach(), *plain))
 
 
 @some("gated", [False, True], by_default=[True])

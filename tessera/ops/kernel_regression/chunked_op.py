@@ -61,7 +61,7 @@ def _call(
 @torch.library.custom_op("tessera::kernel_regression_in_blocks", mutates_args=(), schema=f"({_CALL}) -> Tensor")
 def regress(*arguments):
     """y (B, H, T, V)."""
-    return answers(_call(*arguments))[0]
+    return answers(_call(*arguments))[0].contiguous()
 
 
 @regress.register_fake
@@ -75,7 +75,8 @@ def _(query, key, value, *rest):
 def regress_backward(grad, *arguments):
     """Gradients of query, key, value, slope and, if there is one, intercept."""
     call = _call(*arguments)
-    return [part for part in gradients(call, answers(call)[1], grad) if part is not None]
+    # A compiled program expects the strides that the operator announces, whatever those of its inputs.
+    return [part.contiguous() for part in gradients(call, answers(call)[1], grad) if part is not None]
 
 
 @regress_backward.register_fake
