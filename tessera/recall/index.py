@@ -27,13 +27,14 @@ class PairIndex:
 
     Attributes:
         pairs: B is 1. blocks: leaves of the first `filed` pairs, at most two: those of whole blocks, and of small ones.
-        kept: (N,), False where a pair was deleted, or None.
+        kept: (N,), False where a pair was deleted, or None. is_mapped: the tensors are those of a file.
     """
 
     pairs: PairStore
     blocks: tuple[Leaves, ...] = ()
     filed: int = 0
     kept: Bool[Tensor, " N"] | None = None
+    is_mapped: bool = False
 
     def __len__(self) -> int:
         return self.pairs.length
@@ -116,7 +117,7 @@ class PairIndex:
         newest = places - window.delay if window else torch.full_like(places, len(self))
         oldest = places - window.span + 1 if window and window.span else torch.zeros_like(places)
         seen = Queries(queries, slopes, intercepts, oldest, newest, query_documents)
-        return search(self.pairs, self.blocks, self.filed, self.kept, seen, kernel, tolerance)
+        return search(self.pairs, self.blocks, self.filed, self.kept, seen, kernel, tolerance, self.is_mapped)
 
     def with_all_filed(self) -> Self:
         """What can be filed is: in blocks of `BLOCK` pairs, and what is behind them in small ones.

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -19,6 +20,7 @@ from tessera.base.files import expect_plain_file, write_atomically, writing
 from tessera.recall.index import PairIndex
 from tessera.recall.leaves import LEAF, Leaves
 from tessera.recall.pair_store import PairStore
+from tessera.recall.read_ahead import read_ahead
 
 KIND, THIS_VERSION = "tessera_index", 2
 
@@ -82,4 +84,7 @@ def _index(tensors: Mapping[str, Tensor], filed: int) -> PairIndex:
     kept = tensors.get("kept")
     if not agree or (kept is not None and kept.shape != (length,)):
         raise ValueError("its tensors do not agree")
-    return PairIndex(store, blocks, filed, kept)
+    for leaves in blocks:
+        for bounds in (leaves.low, leaves.high):  # of which every question reads all
+            read_ahead(bounds.flatten(1), torch.arange(len(bounds)))
+    return PairIndex(store, blocks, filed, kept, is_mapped=True)

@@ -13,6 +13,7 @@ from tessera.kernels import Gaussian, Kernel, NearestNeighbours
 from tessera.recall.answers import Certificate, Recall, Support
 from tessera.recall.leaves import LEAF, Leaves
 from tessera.recall.pair_store import PairStore
+from tessera.recall.read_ahead import read_ahead
 
 FIRST_LEAVES = 32  # read for each query before its first threshold is known
 LEAVES_AT_ONCE = 64  # copied and scored while they are in the cache
@@ -90,13 +91,14 @@ def search(
     queries: Queries,
     kernel: Kernel,
     tolerance: float,
+    is_mapped: bool,
 ) -> Recall:
-    """See `PairIndex.recall`."""
+    """See `PairIndex.recall`; `is_mapped`: the tensors are those of a file."""
     heads, count, _ = queries.vectors.shape
     together = max(1, SCORES_AT_ONCE // (heads * max(1, pairs.length)))
     answers = [
-        _Reader(pairs, blocks, filed, kept, queries.part(slice(first, first + together)), kernel, tolerance).answer()
-        for first in range(0, max(1, count), together)
+        _Reader(pairs, blocks, filed, kept, queries.part(part), kernel, tolerance, is_mapped).answer()
+        for part in (slice(first, first + together) for first in range(0, max(1, count), together))
     ]
     if len(answers) == 1:
         return answers[0]
@@ -121,7 +123,9 @@ class _Reader:
         queries: Queries,
         kernel: Kernel,
         tolerance: float,
+        is_mapped: bool,
     ) -> None:
+        self.read_ahead = read_ahead if is_mapped else _in_memory
         self.keys, self.values, self.queries = pairs.keys[0], pairs.values[0], queries
         self.kernel, self.tolerance = kernel, tolerance
         self.documents = None if pairs.documents is None else pairs.documents[0]
@@ -194,6 +198,7 @@ class _Reader:
         for head in range(self.heads):
             of_head = slice(head * self.count, (head + 1) * self.count)
             first, last = support.starts[of_head.start], support.starts[of_head.stop]
+            self.read_ahead(self.values[head], support.places[first:last])
             output[of_head] = embedding_bag(
                 support.places[first:last],
                 self.values[head].to(output.dtype),
@@ -285,6 +290,7 @@ class _Reader:
         """Whether the bounds of single keys exceed `lowest` (c, n, S)."""
         of_block, known = self.blocks[block], asking.clamp(min=0)
         own_block = leaves // of_block.longest.shape[2]  # of those of all heads
+        self.read_ahead(of_block.codes.flatten(0, 1), leaves)
         codes_of_queries = self.coordinates[block].flatten(0, 1)[own_block.unsqueeze(1), known % self.count]
         bounds = codes_of_queries @ of_block.codes.flatten(0, 1).index_select(0, leaves).mT
         least = (lowest - self.roundings[block])[known].unsqueeze(-1)
@@ -298,10 +304,13 @@ class _Reader:
         rows, flat = asking[leaf, column], leaves[leaf] * LEAF + inside
         self.num_scored += len(rows)
         vectors = self.queries.vectors.flatten(0, 1)
-        keys = self.blocks[block].keys.flatten(0, 2).index_select(0, flat).to(vectors.dtype)
+        all_keys, all_places = self.blocks[block].keys.flatten(0, 2), self.blocks[block].places.flatten()
+        for rows_of_keys in (all_keys, all_places.unsqueeze(1)):
+            self.read_ahead(rows_of_keys, flat)
+        keys = all_keys.index_select(0, flat).to(vectors.dtype)
         similarities = keys @ vectors[0] if self.num_rows == 1 else (keys * vectors[rows]).sum(-1)
         is_above = ~(similarities <= lowest[rows])
-        return self._scores(rows[is_above], similarities[is_above], self.blocks[block].places.flatten()[flat[is_above]])
+        return self._scores(rows[is_above], similarities[is_above], all_places[flat[is_above]])
 
     def _together(
         self, block: int, leaves: Tensor, asking: Tensor, lowest: Tensor | None
@@ -309,13 +318,16 @@ class _Reader:
         """See `_pairs_above`: of all keys of these leaves."""
         self.num_scored += asking.numel() * LEAF
         vectors, known = self.queries.vectors.flatten(0, 1), asking.clamp(min=0)
-        keys = self.blocks[block].keys.flatten(0, 1).index_select(0, leaves).to(vectors.dtype)
+        all_keys, all_places = self.blocks[block].keys.flatten(0, 1), self.blocks[block].places.flatten(0, 1)
+        for rows_of_leaves in (all_keys, all_places):
+            self.read_ahead(rows_of_leaves, leaves)
+        keys = all_keys.index_select(0, leaves).to(vectors.dtype)
         similarities = vectors[known] @ keys.mT  # (c, n, S)
         is_above = (asking >= 0).unsqueeze(-1).expand_as(similarities)
         if lowest is not None:
             is_above = ~(similarities <= lowest[known].unsqueeze(-1)) & is_above
         leaf, column, inside = is_above.nonzero(as_tuple=True)
-        places = self.blocks[block].places.flatten(0, 1)[leaves[leaf], inside]
+        places = all_places[leaves[leaf], inside]
         return self._scores(asking[leaf, column], similarities[leaf, column, inside], places)
 
     def _scores(self, rows: Tensor, similarities: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -351,6 +363,10 @@ class _Reader:
             unseen = (first > queries.newest[:, None]) | (last < queries.oldest[:, None])
             bounds = bounds.masked_fill(unseen, -torch.inf)
         return bounds.flatten(0, 1)
+
+
+def _in_memory(rows: Tensor, which: Tensor) -> None:
+    """Nothing to do."""
 
 
 def _largest(bounds: Tensor, count: int) -> Tensor:
