@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.long_decoding import long_term_pairs, milliseconds, state_behind
+from benchmarks.long_decoding import long_term_pairs, read_on, state_behind
 from benchmarks.support_sizes import heaviest
 from tessera import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
 from tessera.recall import long_memories
@@ -18,14 +18,17 @@ def test_a_token_behind_the_pairs_of_one_piece_is_that_of_the_whole_text(monkeyp
     model = MemoryMosaicV2ForCausalLM(config).eval()
     text = torch.randint(0, 50, (300,), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        read = model(text[None, :200], use_cache=True).past_key_values
-        expected = model(text[None, 200:203], past_key_values=read).logits[0]
+        expected = model(text[None]).logits[0, -1]
     pairs = long_term_pairs(model, text[:200], 200)
-    state = state_behind(model, pairs, pairs[0][0].shape[2], text[:200])
-    for shortest in (1, 1 << 62):
+    for shortest, together in ((1, 1), (1, 50), (1 << 62, 1)):
         monkeypatch.setattr(long_memories, "SHORTEST", shortest)
-        _, logits = milliseconds(model, state, text[200:203].tolist())
-        torch.testing.assert_close(torch.stack(logits), expected, rtol=0, atol=1e-5)
+        times, state = read_on(
+            model, state_behind(model, pairs, pairs[0][0].shape[2], text[:200]), text[200:-1], together
+        )
+        with torch.no_grad():
+            logits = model(text[None, -1:], past_key_values=state).logits[0, -1]
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+        assert len(times) == -(-99 // together)
 
 
 def test_the_heaviest_pairs_hold_the_share():
