@@ -51,7 +51,9 @@ class Answer:
         By their geometric mean, that is; of a single token its probability.
         """
         power, full = 1 / max(1, len(self.tokens)), self.probability
-        return max((full**power - max(0.0, full - one.drop) ** power for one in self.citations or ()), default=0.0)
+        return max(
+            (full**power - max(0.0, full - citation.drop) ** power for citation in self.citations or ()), default=0.0
+        )
 
     @property
     def is_in_text(self) -> bool:

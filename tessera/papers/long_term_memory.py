@@ -40,7 +40,7 @@ def tables(results: Path, budget: str) -> dict[str, str]:
 def _rows(curves: Iterable[Curve], task: str) -> list[list[str]]:
     """A row for each length: with the long-term memories, without them, and the difference."""
     by_name = {curve.label: curve.points for curve in curves}
-    on, off = (by_name.get(name, {}) for name in (NAMES["mosaic_v2"], document_qa.OFF))
+    on, off = (by_name.get(name, {}) for name in (NAMES["mosaic_v2"], document_qa.OFF["mosaic_v2"]))
     return [
         [task.format(n), percent(on[n]), percent(off[n]), f"{100 * (off[n].mean - on[n].mean):+.1f}"]
         for n in sorted(on.keys() & off.keys())

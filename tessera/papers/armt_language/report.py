@@ -203,7 +203,9 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
         windows["novels"] = novels.windows(corpus.tokenizer, settings.sequences, Path(cache))
         for text, texts in windows.items():
             context.report(1.0, f"reading {text}")
-            measured[text] = {name: bits_by_segment(one, texts, settings.segment) for name, one in readers.items()}
+            measured[text] = {
+                name: bits_by_segment(reader, texts, settings.segment) for name, reader in readers.items()
+            }
     return {"parameters": num_parameters(model), "stages": stages, "bits_per_byte": measured}
 
 

@@ -202,7 +202,7 @@ def heads(records: Mapping[str, Record]) -> list[Head]:
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
     """Spearman's: the correlation of ranks, ties sharing their mean rank. NaN for fewer than two or equal values."""
     both = (
-        [sum(one < value for one in every) + (every.count(value) - 1) / 2 for value in every]
+        [sum(other < value for other in every) + (every.count(value) - 1) / 2 for value in every]
         for every in (first, second)
     )
     ranks = torch.tensor(list(both), dtype=torch.float64)

@@ -252,7 +252,7 @@ def _settings(records: Collection[Record]) -> str:
     task, tuned = first.task_at(first.length), first.task_at(first.tuned_length)
     steps, rates = (spread(getattr(s.fit, name) for s in configurations) for name in ("steps", "learning_rate"))
     stages = [record.outcome.items() for record in records if record.configuration.early_stages]
-    early = [sum(stage["steps"] for name, stage in one if name.startswith("stage-")) for one in stages]
+    early = [sum(stage["steps"] for name, stage in of_run if name.startswith("stage-")) for of_run in stages]
     parameters = spread(record.outcome["parameters"] for record in records)
     return settings_table(
         {

@@ -86,7 +86,7 @@ def plan(selection: RunSelection) -> list[Run]:
     seeds = range(selection.seeds or SEEDS[selection.budget])
     names, budget = selection.models or MODELS, BUDGETS[selection.budget]
     settings = [replace(budget, model=name, seed=seed) for seed in seeds for name in names]
-    return [Run(f"{one.model}/seed {one.seed}", one, 1.0 + MODELS[one.model][1]) for one in settings]
+    return [Run(f"{of_run.model}/seed {of_run.seed}", of_run, 1.0 + MODELS[of_run.model][1]) for of_run in settings]
 
 
 def execute(run: Run, context: RunContext) -> dict[str, Any]:

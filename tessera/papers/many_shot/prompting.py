@@ -84,7 +84,7 @@ def expect_room(
     if context_limit(config) is None:
         return
     for _, strategy, episodes in _drawn(texts, shots, **options):
-        for episode, query in ((one, query) for one in episodes for query in one.queries):
+        for episode, query in ((drawn, query) for drawn in episodes for query in drawn.queries):
             prompt = texts.template.prompt(episode.demonstrations, query, strategy.split(", ")[0])
             answer = max(episode.labels, key=lambda label: len(tokenizer(f" {label}\n")["input_ids"]))
             _expect_positions(config, len(tokenizer(f"{prompt} {answer}\n")["input_ids"]))
@@ -131,7 +131,9 @@ def episode_answers(
 def over_contexts(answers: Sequence[Sequence[Answered]]) -> dict[str, Estimate]:
     """Each score: the share of right queries of each context, over contexts; queries of one are not independent."""
     names = answers[0][0].scores
-    return {name: mean_of([fmean(one.scores[name] for one in of_context) for of_context in answers]) for name in names}
+    return {
+        name: mean_of([fmean(answer.scores[name] for answer in of_context) for of_context in answers]) for name in names
+    }
 
 
 def requests_of(

@@ -150,22 +150,22 @@ def hidden_passwords(books: Sequence[str], seed: int) -> Iterator[Hidden]:
 
 def read_with_passwords(memory: Memory, book: Path, hidden: Sequence[Hidden], seed: int) -> list[Hidden]:
     """Read `book` with its passwords at random places; `hidden` with these places."""
-    own = [one for one in hidden if one.book == book.name]
-    facts = [one.fact for one in own if one.fact is not None]
+    own = [question for question in hidden if question.book == book.name]
+    facts = [question.fact for question in own if question.fact is not None]
     places = dict(zip(own, read_planted(memory, [book], facts, seed, "demo: --books")))
-    return [replace(one, place=places.get(one, one.place)) for one in hidden]
+    return [replace(question, place=places.get(question, question.place)) for question in hidden]
 
 
 def answers(memory: Memory, hidden: Sequence[Hidden]) -> Iterator[AnsweredQuestion]:
     """Ask for each password, and print the answer, what carried it, and what would have been right."""
-    for one in hidden:
-        answer = memory.ask(one.question, cite=1)
-        row = AnsweredQuestion(one, answer, recalled_of_tokens(memory, memory.state, answer))
-        print(f"{one.question}\n  {answer.said()}")
+    for asked in hidden:
+        answer = memory.ask(asked.question, cite=1)
+        row = AnsweredQuestion(asked, answer, recalled_of_tokens(memory, memory.state, answer))
+        print(f"{asked.question}\n  {answer.said()}")
         if row.source is not None and answer.citations:
             print(f"  {answer.citations[0].document}: {row.source}")
         if not row.is_right:
-            print(f"  wrong: {'no book says it' if one.fact is None else f'{one.book} says: {one.fact}'}")
+            print(f"  wrong: {'no book says it' if asked.fact is None else f'{asked.book} says: {asked.fact}'}")
         sys.stdout.flush()
         yield row
 
