@@ -280,7 +280,7 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
     """Draw one panel per stage; without long-term memories dotted."""
     first, by_name = next(iter(records.values())).configuration, styles(NAMES.values())
     by_name |= {off: {**by_name[NAMES[model]], "linestyle": ":"} for model, off in OFF.items()}
-    with panels(path, 11, 4.8, columns=2) as axes:
+    with panels(path, 11, 5.6, columns=2, legend="shared") as axes:
         for axis, (stage, title) in zip(axes, STAGES.items(), strict=True):
             trained = first.length if stage == "training" else first.tuned_length
             rows = curves(records, stage)
