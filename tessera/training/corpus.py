@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from transformers import AutoTokenizer
 
 from tessera.base.checkpoints import publish, verify
-from tessera.base.errors import TesseraError, first_line
+from tessera.base.errors import TesseraError, expect, first_line
 from tessera.base.files import remove, writing
 from tessera.data.sources import TextSource, text_source
 from tessera.data.store import open_or_build, working_in
@@ -61,11 +61,21 @@ def open_corpus(recipe: Recipe, run: Path, *, saved_tokenizer: bool = True) -> C
 def _sources(data: DataSection) -> tuple[TextSource, TextSource | None]:
     """(training text, validation text); None: hold out a part of the training text."""
     training = text_source(data.source, data.split, **data.text_options)
-    if data.validation is not None:
-        return training, text_source(data.validation, data.validation_split, **data.text_options)
-    if training.has_splits:
-        return training, text_source(data.source, data.validation_split, **data.text_options)
-    return training, None
+    _expect_no_split(data, "split", training)
+    if data.validation is None and not training.has_splits:
+        _expect_no_split(data, "validation_split", training)
+        return training, None
+    spec = data.source if data.validation is None else data.validation
+    validation = text_source(spec, data.validation_split, **data.text_options)
+    _expect_no_split(data, "validation_split", validation)
+    return training, validation
+
+
+def _expect_no_split(data: DataSection, name: str, source: TextSource) -> None:
+    """Raise `TesseraError` where the recipe names a split of a text that has none."""
+    split = getattr(data, name)
+    is_meant = source.has_splits or split == getattr(DataSection(), name)
+    expect(is_meant, "data", name, f"be left out for {source.name}, which has no splits", repr(split))
 
 
 def _new_tokenizer(recipe: Recipe, text: TextSource, cache: Path) -> "PreTrainedTokenizerFast":

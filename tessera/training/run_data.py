@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tessera.base.dataclass_io import from_json
-from tessera.base.errors import TesseraError
+from tessera.base.errors import TesseraError, expect
 from tessera.base.yaml_files import read_yaml
 from tessera.data.sources import text_source
 from tessera.evaluation.loss import EvaluationText
@@ -71,7 +71,7 @@ def evaluation_text(
         data: what a recipe's data.source can be. split: of stories or a dataset (default: its validation split).
         context: tokens per sequence (default: the run's, else 512, or `longest` where that is less).
     Raises:
-        TesseraError: no such text, or a folder without a recipe when `data` is None.
+        TesseraError: no such text, a split of files, or a folder without a recipe when `data` is None.
     """
     _, section = _recipe_and_data(folder)
     if section is None and data is None:
@@ -84,9 +84,11 @@ def evaluation_text(
     problems = [f"eval: data.{name} {message}" for name, message in section.problems()]
     if problems:
         raise TesseraError("\n".join(problems))
-    split, validation = split or section.validation_split, section.validation
-    source = text_source(section.source if validation is None else validation, split, **section.text_options)
-    part, held_out = f"{split} split" if source.has_splits else "all of it", 1.0
+    validation, used_split = section.validation, split or section.validation_split
+    source = text_source(section.source if validation is None else validation, used_split, **section.text_options)
+    is_possible = split is None or source.has_splits
+    expect(is_possible, "eval", "--split", f"be left out for {source.name}, which has no splits", repr(split))
+    part, held_out = f"{used_split} split" if source.has_splits else "all of it", 1.0
     if data is None and validation is None and not source.has_splits:  # the run held out the end of its training text
         held_out = section.validation_fraction
         part = f"the last {100 * held_out:g} % of its tokens"

@@ -60,6 +60,12 @@ def test_the_text_that_is_named_is_the_text_that_is_read(tessera, run_folder, co
     assert "sequences spread over it) in 2 sequences of 16" in out
 
 
+def test_a_split_of_files_is_refused(refused, run_folder, corpus):
+    message = f"eval: --split must be left out for {corpus}, which has no splits; got 'test'"
+    refused(message, "eval", run_folder, "--split", "test")
+    refused(message, "eval", run_folder, "--split", "test", "--data", corpus)
+
+
 def test_several_models_in_one_table_and_one_figure(tessera, run_folder, transformer, corpus, tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr(

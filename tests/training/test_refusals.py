@@ -28,6 +28,8 @@ def go(recipe_file, tmp_path):
         ("data.source=nowhere.txt", "'nowhere.txt': no such text file"),
         ("data.context=100000", "the training text must hold at least one context of 100000 tokens; got"),
         ("data.context=900", "the validation text must hold at least one context of 900"),
+        ("data.split=test", "data: split must be left out for"),
+        ("data.validation_split=test", "data: validation_split must be left out for"),
         ("model.vocab_size=200", "model.vocab_size must be at least the tokenizer's"),
         ("training.trainer={tf32: true}", "training.trainer is not a known key"),
         ("training.initialize_from=nowhere", "nowhere: no such folder"),
