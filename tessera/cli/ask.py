@@ -119,6 +119,8 @@ def _expect_one_way(arguments: argparse.Namespace) -> None:
     sources = [name for name in ("memory", "text") if getattr(arguments, name)]
     expect(len(sources) == 1, "ask", "--memory or --text", "be given, and not both", " and ".join(sources) or "neither")
     expect(arguments.text or not arguments.plant, "ask", "--plant", "come with --text", "no --text")
+    for sentence in arguments.plant:
+        expect(bool(sentence.strip()), "ask", "--plant", "hold a sentence", repr(sentence))
 
 
 def _asker(arguments: argparse.Namespace, memory: "Memory") -> Callable[[str], dict]:

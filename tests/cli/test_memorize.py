@@ -94,6 +94,7 @@ def test_mistakes_are_one_line(tessera, refused, wrapped, run_folder, tmp_path):
         (("ask", wrapped, "Who?"), "--memory or --text must be given, and not both; got neither"),
         (("ask", wrapped, "Who?", "--memory", memory, "--text", text), "not both; got memory and text"),
         (("ask", wrapped, "Who?", "--memory", memory, "--plant", "A king."), "--plant must come with --text"),
+        (("ask", wrapped, "Who?", "--text", text, "--plant", ""), "--plant must hold a sentence; got ''"),
         (
             ("ask", wrapped, "Who?", "--text", tmp_path / "none.txt"),
             "or a bundled book (",
