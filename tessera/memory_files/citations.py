@@ -90,7 +90,11 @@ def recalled_of_tokens(memory: "Memory", state: Any, answer: Answer) -> dict[str
 
 
 def _passages(memory: "Memory", weights: Tensor) -> list[tuple[int, int, int, int, str]]:
-    """(document, its first step, first token, end, text) of the sentences of the largest weights, the largest first."""
+    """(document, its first step, first token, end, text) of the sentences of the largest weights, the largest first.
+
+    No token belongs to two of them: sentences may be longer than what is looked at, and a token may end one and begin
+    the next.
+    """
     texts = TokenTexts(memory.tokenizer)
     passages: dict[tuple[int, int], tuple[int, int, int, int, str]] = {}
     starts = torch.tensor([0, *(len(document.tokens) for document in memory.documents)]).cumsum(0)
@@ -99,11 +103,14 @@ def _passages(memory: "Memory", weights: Tensor) -> list[tuple[int, int, int, in
             break
         index = int(torch.searchsorted(starts, step, right=True)) - 1
         start, document = int(starts[index]), memory.documents[index]
-        if any(known == index and first <= step - start < end for known, _, first, end, _ in passages.values()):
+        others = [(first, end) for known, _, first, end, _ in passages.values() if known == index]
+        if any(first <= step - start < end for first, end in others):
             continue
         low = max(0, step - start - AROUND)
         shown = texts.of_text(document.tokens[low : step - start + AROUND].tolist())
         first, end = _sentence(shown, step - start - low)
+        first = max([first, *(other - low for _, other in others if other <= step - start)])
+        end = min([end, *(other - low for other, _ in others if other > step - start)])
         if text := "".join(shown[first:end]).strip():
             passages[index, low + first] = (index, start, low + first, low + end, text)
     return sorted(

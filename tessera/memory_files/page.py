@@ -51,8 +51,8 @@ def write_page(path: Path, memory: "Memory", answers: Sequence[tuple[str, Answer
         shown, starts = texts.of_text(document.tokens.tolist()), document.starts()
         parts, done = [], 0
         for (name, first, end), number in numbers.items():
-            begin, stop = torch.searchsorted(starts, torch.tensor([first, end])).tolist()
-            if name == document.name and begin >= done:
+            if name == document.name:  # passages of different questions may overlap
+                begin, stop = torch.searchsorted(starts, torch.tensor([first, end])).clamp_min(done).tolist()
                 parts.append(html.escape("".join(shown[done:begin])))
                 parts.append(f'<mark id="p{number}">{html.escape("".join(shown[begin:stop]))}</mark>')
                 done = stop

@@ -2,6 +2,7 @@
 
 import html
 import io
+import itertools
 import re
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from tessera.data.tokenizers import byte_tokenizer
 from tessera.generation.sampling import Sampling, continuation
 from tessera.memory_files import Memory, citations
 from tessera.memory_files.answering import GREEDY
-from tessera.memory_files.page import is_page
+from tessera.memory_files.page import is_page, write_page
 from tests.memory_files.models import make
 
 BOOK = "A king lived here. He had two sons.\r\nOne was <b>tall</b>! The queen ate a cake.\n"
@@ -56,6 +57,20 @@ def test_the_sentence_that_carried_an_answer_is_cited(tmp_path):
     assert 0.5 < sum(citation.weight for citation in answer.citations) < 1  # the rest: the pairs of the question itself
     assert not answer.is_in_text
     assert "not in this text" in answer.sources()
+
+
+def test_passages_do_not_overlap(tmp_path):
+    """Where no sentence ends for more tokens than are looked at; the page marks all of them."""
+    memory = Memory(make("v1"), byte_tokenizer()).read("no end of it " * 80, "one")
+    answer = memory.ask("Who", replace(GREEDY, max_new_tokens=2), cite=9)
+    cited = sorted(answer.citations, key=lambda citation: citation.first)
+    assert len(cited) > 1
+    assert all(before.end <= after.first for before, after in itertools.pairwise(cited))
+    other = replace(answer, citations=(replace(cited[0], first=cited[0].first + 7, end=cited[0].end + 7),))
+    write_page(tmp_path / "page.html", memory, [("Who", answer), ("What", other)])
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<mark id=") == len(cited) + 1
+    assert re.sub("<[^>]+>", "", page.partition("<pre>")[2].partition("</pre>")[0]) == "no end of it " * 80
 
 
 def test_the_weight_of_a_pair_is_that_of_the_token_in_its_value():
