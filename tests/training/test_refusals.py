@@ -128,6 +128,13 @@ def test_a_foreign_model_type_is_refused(model):
         load_model(model)
 
 
+@pytest.mark.parametrize("content", ["[1", "[1]", "{", ""])
+def test_a_damaged_generation_config_is_refused(model, content):
+    (model / "generation_config.json").write_text(content)
+    with pytest.raises(TesseraError, match=r"run: generation_config\.json cannot be read \(.+\)"):
+        load_model(model)
+
+
 def test_pickled_weights_are_not_read(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
     with pytest.raises(TesseraError, match="Pickled weights are not read"):

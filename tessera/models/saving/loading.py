@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from tessera.base.arguments import explain_all
 from tessera.base.checkpoints import latest_complete
@@ -61,6 +61,7 @@ def load_model(
     """
     folder = model_folder(path)
     expect_no_code(folder, "model")
+    _expect_readable_generation_config(path, folder)
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -100,6 +101,16 @@ def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerFast":
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers and tokenizers raise anything for damaged files
         raise TesseraError(f"model {path}: tokenizer cannot be loaded ({first_line(error)}).") from error
+
+
+def _expect_readable_generation_config(path: str | Path, folder: Path) -> None:
+    """transformers would go on without it: answers would end elsewhere, and their certainty would be unknown."""
+    if not (folder / "generation_config.json").is_file():
+        return
+    try:
+        GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # transformers raises anything for a damaged file
+        raise TesseraError(f"model {path}: generation_config.json cannot be read ({first_line(error)}).") from error
 
 
 def _expect_fit(path: str | Path, report: dict) -> None:
