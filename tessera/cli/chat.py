@@ -102,11 +102,13 @@ class _Chat:
 
         for path in document_paths(name, "chat", "/read"):
             self.memory.read(path, where="chat: /read")
+            self.last = None  # other documents than these carried it
         say_length(self.memory)
         self._documents("")
 
     def _forget(self, name: str) -> None:
         self.memory.forget(name)
+        self.last = None
         self._documents("")
 
     def _documents(self, _: str) -> None:
@@ -120,8 +122,9 @@ class _Chat:
 
         name = name or self.file
         expect(bool(name), "chat", "/save", "name a file", "none")
-        mark = require_place(Path(name), overwrite=name == self.file, verb="chat")
-        self.memory.save(name, self.memory.marks.get(name, mark))
+        marks = self.memory.marks  # of the files that are this memory's own
+        mark = require_place(Path(name), name in marks, "chat", "/save", "Name another one.")
+        self.memory.save(name, marks.get(name, mark))
         count = len(self.memory.documents)
         print(f"{name}: {count} document{'s' * (count != 1)} stored")
 

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from tessera.base.checkpoints import tensor_checksum
-from tessera.base.errors import TesseraError, expect
+from tessera.base.errors import expect
 from tessera.base.files import expect_output, expect_plain_file, writing
 from tessera.base.locks import folder_held
 from tessera.base.state import State
@@ -285,15 +285,17 @@ def mark_of(path: Path) -> tuple[int, ...] | None:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def require_place(out: Path, overwrite: bool, verb: str = "memorize") -> tuple[int, ...] | None:
+def require_place(
+    out: Path, overwrite: bool, verb: str = "memorize", argument: str = "--out", advice: str = "Use --overwrite."
+) -> tuple[int, ...] | None:
     """The `mark_of` `out`. Raises `TesseraError` unless a memory can be stored there: before a long text is read.
 
     A file that exists is replaced if it is a stored memory and `overwrite` says so; no other file ever is.
     """
     mark = mark_of(out)
-    expect_output(out, verb, "--out", is_stored_memory, "a stored memory")
-    if out.exists() and not overwrite:
-        raise TesseraError(f"{verb}: --out must be a new file; got {str(out)!r}, a stored memory. Use --overwrite.")
+    expect_output(out, verb, argument, is_stored_memory, "a stored memory")
+    is_free = overwrite or not out.exists()
+    expect(is_free, verb, argument, "be a new file", f"{str(out)!r}, a stored memory", advice)
     return mark
 
 

@@ -187,6 +187,21 @@ def test_a_conversation(call, folder, tmp_path, monkeypatch):
     assert max(map(len, err.splitlines())) < 500
 
 
+def test_a_conversation_saves_again_and_cites_what_it_has_read(call, folder, tmp_path, monkeypatch):
+    (tmp_path / "book.txt").write_text(BOOK)
+    (tmp_path / "queen.txt").write_text("The queen slept.")
+    call("memorize", folder, tmp_path / "queen.txt", "--out", tmp_path / "other")
+    lines = [f"/read {tmp_path / 'book.txt'}", f"/save {tmp_path / 'm'}", "Who", f"/read {tmp_path / 'queen.txt'}"]
+    lines += ["/cite", f"/save {tmp_path / 'm'}", "Who", "/forget book.txt", "/cite", f"/save {tmp_path / 'other'}"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
+    _, out, err = call("chat", folder, "--max-new-tokens", 3)
+    assert f"{tmp_path / 'm'}: 2 documents stored" in out
+    cite, cite_again, save = err.splitlines()
+    assert cite == cite_again == "chat: /cite must follow an answer; got none."
+    got = f"got {str(tmp_path / 'other')!r}, a stored memory. Name another one."
+    assert save == f"chat: /save must be a new file; {got}"
+
+
 def test_what_ends_an_answer_and_what_the_conversation(call, folder, monkeypatch):
     asked = []
 
