@@ -6,6 +6,7 @@ imported inside `run`. So `--help` and every mistake in the arguments answer bef
 
 import argparse
 import importlib
+import io
 import os
 import re
 import signal
@@ -43,6 +44,8 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb. Exit status: 0, 2 after a user's mistake (its message on stderr), 130 when interrupted."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # a terminal without a character shows ?
     try:
         _expect_text(arguments)
         parsed = _parse(arguments)

@@ -1,11 +1,14 @@
 """Arguments that nobody means: one line, status 2, and nothing written."""
 
+import io
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tessera.cli.main import main
 
 COUNTS = {
     "generate": ("--max-new-tokens", "--num-beams"),
@@ -79,6 +82,14 @@ def test_an_output_that_cannot_be_written_is_one_line():
         done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 2
     assert done.stderr == "tessera: No space left on device\n"
+
+
+def test_a_terminal_without_the_characters_shows_marks(monkeypatch, run_folder):
+    """Of a locale such as Latin-1, or on Windows."""
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr("sys.stdout", stream)
+    assert main(["generate", str(run_folder), "--prompt", "日本 é", "--max-new-tokens", "1", "--temperature", "0"]) == 0
+    assert stream.buffer.getvalue().startswith("?? é".encode("latin-1"))
 
 
 def test_changes_to_a_recipe_may_follow_options(tessera):
