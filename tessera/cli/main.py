@@ -172,6 +172,7 @@ def _quieten_libraries() -> None:
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # each try to reach the hub would be a warning
     if "transformers" in sys.modules:
         logging = importlib.import_module("transformers.utils.logging")
         logging.set_verbosity_error()

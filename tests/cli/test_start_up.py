@@ -72,6 +72,15 @@ def test_threads_give_their_core_away_unless_the_user_says_how_they_wait(environ
     assert done.stderr.startswith("recipe no-such-recipe: no such file."), done.stderr
 
 
+def test_tries_to_reach_the_hub_are_no_warnings(tmp_path):
+    """Each of them would be one, before the line that says that there is no such dataset."""
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text("from huggingface_hub.utils import logging\nprint(logging.get_verbosity() == logging.ERROR)\n")
+    kept = {name: value for name, value in os.environ.items() if name != "HF_HUB_VERBOSITY"}
+    command = [sys.executable, "-m", "tessera.cli.main", "train", "no-such-recipe", "--import", str(plugin)]
+    assert subprocess.run(command, env=kept, capture_output=True, text=True).stdout == "True\n"
+
+
 def test_every_name_is_offered_by_one_module():
     for name in tessera.__all__:
         assert getattr(tessera, name) is not None
