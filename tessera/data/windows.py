@@ -69,7 +69,7 @@ class Split:
         if self.stop - self.start < context:
             raise TesseraError(
                 f"data: {what} must hold at least one context of {context} tokens; got {self.stop - self.start} tokens."
-                " Use more text or a smaller data.context."
+                " Use more text or a smaller context (data.context of a recipe, --context of eval)."
             )
 
     def window(self, start: int, context: int, document_ids: bool = False) -> dict[str, Tensor]:

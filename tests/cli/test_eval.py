@@ -60,6 +60,11 @@ def test_the_text_that_is_named_is_the_text_that_is_read(tessera, run_folder, co
     assert "sequences spread over it) in 2 sequences of 16" in out
 
 
+def test_a_text_shorter_than_a_context_names_the_option(refused, run_folder):
+    advice = "Use more text or a smaller context (data.context of a recipe, --context of eval)."
+    refused(advice, "eval", run_folder, "--context", 10**6)
+
+
 def test_a_split_of_files_is_refused(refused, run_folder, corpus):
     message = f"eval: --split must be left out for {corpus}, which has no splits; got 'test'"
     refused(message, "eval", run_folder, "--split", "test")
