@@ -49,7 +49,9 @@ class SegmentLoss:
     def __init__(self, targets: Tensor, num_labels: Tensor, balancing: float = 0.0):
         self.targets, self.num_labels = targets, num_labels
         # Which positions count, known to the CPU: one look at the labels, not one for each segment.
-        self.counted = (self.targets != IGNORED).cpu()
+        counted = (self.targets != IGNORED).cpu()
+        # Where none does, all are read: the loss is of the weights even then, so that a trainer can go backward.
+        self.counted = counted if counted.any() else torch.ones_like(counted)
         self.total: Tensor | float = 0.0
         self.balancing, self.tokens = balancing, 0
         self.balance: Tensor | float = 0.0

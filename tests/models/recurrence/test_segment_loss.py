@@ -83,3 +83,14 @@ def test_the_fused_activation_is_the_same_function():
     assert names == ["GELUTanh", "GELUTanh"]
     with torch.no_grad():
         close(model(ids).logits, base(ids).logits)
+
+
+@pytest.mark.parametrize("kind", ["armt", "rmt", "prmt"])
+def test_a_batch_without_labels_that_count_adds_nothing_to_gradients(kind):
+    """A trainer goes backward through it as through any other: a prompt may fill a whole row."""
+    model, ids = make(kind).train(), tokens(2, 21)
+    loss = model(ids, labels=torch.full_like(ids, -100), num_items_in_batch=torch.tensor(7)).loss
+    loss.backward()
+    assert loss == 0
+    assert model.get_output_embeddings().weight.grad is not None
+    assert all(not parameter.grad.any() for parameter in model.parameters() if parameter.grad is not None)
