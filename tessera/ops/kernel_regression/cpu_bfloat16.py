@@ -20,8 +20,8 @@ from tessera.ops.kernel_regression.query_blocks import QUERIES, QueryBlock, quer
 
 # Queries per block when every query sees every pair: fewer sums over blocks, and no future to skip.
 UNMASKED_QUERIES = 512
-# A score of 64 rounded to bfloat16 is off by up to an eighth. Sharper kernels take a backend with float32 scores.
-LARGEST_SLOPE = 64.0
+# A score of 64 rounded to bfloat16 is off by up to an eighth. Larger ones take a backend with float32 scores.
+LARGEST_SCORE = 64.0
 # Weights of one call that are kept for its backward pass at most; more are computed again there, block by block.
 KEPT_BYTES = 1 << 26
 
@@ -38,9 +38,22 @@ def unsupported_reason(call: Call) -> str | None:
         return "its blocks are a Python loop, which torch.compile would unroll"
     if call.query.shape[2] == 1:
         return "a single query has no block to fill (the fused backend is faster)"
-    if is_readable(call.query) and call.largest_slope() > LARGEST_SLOPE:
-        return f"scores of a slope above {LARGEST_SLOPE:g} lose too much in bfloat16"
+    if is_readable(call.query) and _largest_score(call) > LARGEST_SCORE:
+        return f"scores above {LARGEST_SCORE:g} lose too much in bfloat16"
     return None
+
+
+def _largest_score(call: Call) -> float:
+    """What the scores are centred on, at most; of keys and queries no longer than 1 the slope."""
+    longest = 1.0
+    for vectors in (call.query, call.key):
+        if vectors.numel():
+            longest *= max(1.0, float(_lengths(vectors.detach()).max()))
+    return call.largest_slope() * longest
+
+
+def _lengths(vectors: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float32)
 
 
 def run(call: Call) -> Tensor:
@@ -120,8 +133,7 @@ class _Work:
     """The inputs of one call with (batch, head) flattened; queries and keys carry the centring in an extra column."""
 
     def __init__(self, query: Tensor, key: Tensor, value: Tensor, slope: Tensor) -> None:
-        longest = torch.linalg.vector_norm(key, dim=-1, dtype=torch.float32).amax(dim=-1, keepdim=True)
-        bound = torch.linalg.vector_norm(query, dim=-1, dtype=torch.float32) * longest * slope
+        bound = _lengths(query) * _lengths(key).amax(dim=-1, keepdim=True) * slope.abs()
         scaled = query * slope.unsqueeze(-1).to(query.dtype)
         self.query = torch.cat([scaled, -bound.unsqueeze(-1).to(query.dtype)], dim=-1).flatten(0, 1)
         self.key = _append(key.flatten(0, 1), 1.0)

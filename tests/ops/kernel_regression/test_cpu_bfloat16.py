@@ -120,3 +120,19 @@ def test_what_it_is_not_for_it_refuses_with_the_reason():
     assert choose_backend(sharp) is not cpu_bfloat16
     with pytest.raises(TesseraError, match="backend 'cpu_bfloat16' cannot run this call: it is for bfloat16"):
         kernel_regression(*[query.float()] * 3, kernel=Gaussian(), slope=torch.tensor(3.0), backend="cpu_bfloat16")
+
+
+def test_keys_far_longer_than_1_are_left_to_others():
+    """Keys of a transformer are long, and most of their length may be one direction that no query looks at."""
+    query, key = (unit_norm(torch.randn(B, H, 90, K)) for _ in range(2))
+    query[..., 0], key[..., 0] = 0.0, 100.0
+    tensors = [query.bfloat16(), key.bfloat16(), torch.randn(B, H, 90, K).bfloat16()]
+    answer = kernel_regression(*tensors, kernel=Gaussian(), slope=1.0, window=Window())
+    exact = kernel_regression(*[t.double() for t in tensors], kernel=Gaussian(), slope=1.0, window=Window())
+    torch.testing.assert_close(answer.double(), exact, rtol=VALUE, atol=VALUE)
+
+
+def test_a_negative_slope_is_as_precise_as_a_positive_one():
+    query, key, value = (unit_norm(torch.randn(B, H, 90, K)).bfloat16() for _ in range(3))
+    negative = kernel_regression(query, key, value, kernel=Gaussian(), slope=-30.0, window=Window())
+    assert torch.equal(negative, kernel_regression(-query, key, value, kernel=Gaussian(), slope=30.0, window=Window()))
