@@ -1,5 +1,7 @@
 """Kernel regression as the papers write it: all scores at once. Slow, obvious, any dtype up to float64."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -16,11 +18,17 @@ def weights(call: Call) -> Tensor:
     pair_scores = scores(call)
     visible = call.visible()
     result = call.kernel.weights(pair_scores, visible if visible is None else visible.expand(pair_scores.shape))
+    result = result.to(call.query.dtype)
     return torch.dropout(result, call.dropout, train=True) if call.dropout else result
 
 
 def scores(call: Call) -> Tensor:
-    """`slope * (query . key_i) + intercept` (B, H, T, N)."""
+    """`slope * (query . key_i) + intercept` (B, H, T, N); float32 for narrower inputs, as in other implementations.
+
+    A score of 50 rounded to bfloat16 is off by an eighth, and so is its weight.
+    """
+    if call.query.dtype in (torch.float16, torch.bfloat16):
+        call = replace(call, query=call.query.float(), key=call.key.float())
     scaled = call.per_query(call.slope) * (call.query @ call.key.transpose(-1, -2))
     return scaled if call.intercept is None else scaled + call.per_query(call.intercept)
 

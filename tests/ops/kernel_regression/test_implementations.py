@@ -64,6 +64,17 @@ def test_narrow_types(kernel, dtype, relative):
     assert_equal(actual, regress(case, kernel, "reference", **rounded(case, dtype)), relative)
 
 
+@pytest.mark.parametrize("kernel", [Gaussian(), Triweight()], ids=identifier)
+@pytest.mark.parametrize(("dtype", "relative"), [(torch.bfloat16, 1e-2), (torch.float16, 2e-3)])
+def test_one_query_in_a_narrow_type_is_as_near_as_many(kernel, dtype, relative):
+    """A decoded token's scores are as precise as those of the text before it."""
+    query, key, value = (torch.nn.functional.normalize(1.5 + torch.randn(2, 3, n, 16), dim=-1) for n in (1, 60, 60))
+    tensors = [tensor.to(dtype) for tensor in (query, key, value)]
+    scale = {"kernel": kernel, "slope": 50.0, "intercept": 0.0}
+    exact = kernel_regression(*(tensor.double() for tensor in tensors), **scale)
+    torch.testing.assert_close(kernel_regression(*tensors, **scale).double(), exact, rtol=relative, atol=relative)
+
+
 @KERNEL
 @pytest.mark.parametrize("backend", ["chunked", "reference"])
 def test_the_future_has_no_influence(kernel, backend):
