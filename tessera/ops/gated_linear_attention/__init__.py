@@ -31,6 +31,7 @@ def gated_linear_attention(
         query, key: (B, H, T, K). value: (B, H, T, V). log_decay: at most 0, broadcast to (B, H, T, K).
         state: after the steps before. documents: integers (B, T), the steps of each contiguous: S starts empty in
             each; negative ones are padding, which writes nothing. None goes on, at the start with document 0.
+    S is float32 for narrower inputs.
     Cost: O(T C K V / C + T C (K + V)) time with chunks of C = 16 steps, O(T (K + V)) memory.
 
     Raises:
@@ -47,16 +48,20 @@ def gated_linear_attention(
     if documents is not None:
         expect(documents.shape == (batch, steps), where, "documents", f"be {(batch, steps)}", tuple(documents.shape))
         key = key * (documents >= 0)[:, None, :, None]
+    # In bfloat16 a sum over some hundred steps grows no further, and a slow decay rounds to none.
+    precise = torch.promote_types(value.dtype, torch.float32)
     if state is None:
         start = (
             torch.zeros((batch, 1), dtype=torch.long, device=query.device) if documents is None else documents[:, :1]
         )
-        state = LinearAttentionState(value.new_zeros(batch, heads, width, value.shape[3]), start)
+        state = LinearAttentionState(value.new_zeros(batch, heads, width, value.shape[3], dtype=precise), start)
     needed, got = (batch, heads, width, value.shape[3]), tuple(state.matrix.shape)
     expect(got == needed, where, "state", f"have a matrix {needed}", got)
-    state = state.to(value.dtype)
     if documents is None:
         documents = state.document.expand(batch, steps)
     decay = torch.zeros_like(key) if log_decay is None else log_decay.expand_as(key)
+    dtype, state = value.dtype, state.to(precise)
+    query, key, value, decay = (tensor.to(precise) for tensor in (query, key, value, decay))
     with float16_autocast.without(query):
-        return chunked(query, key, value, decay, state, documents)
+        answers, state = chunked(query, key, value, decay, state, documents)
+    return answers.to(dtype), state

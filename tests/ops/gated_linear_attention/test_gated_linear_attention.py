@@ -73,3 +73,19 @@ def test_shapes_that_do_not_fit():
         gated_linear_attention(query, key[:, :, :3], value)
     with pytest.raises(TesseraError, match="documents must be"):
         gated_linear_attention(query, key, value, documents=torch.zeros(3, 5))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.001])
+def test_long_sums_in_bfloat16_are_those_of_float64(decay):
+    """Token by token, as in decoding: a sum that is rounded to bfloat16 at each step stops growing."""
+    query, key, value = (torch.rand(1, 1, 600, width).bfloat16() for width in (4, 4, 3))
+    log_decay = torch.tensor(-decay).bfloat16()
+    expected, _ = gated_linear_attention(query.double(), key.double(), value.double(), log_decay.double())
+    answers, state = [], None
+    for step in range(600):
+        now = slice(step, step + 1)
+        answer, state = gated_linear_attention(query[:, :, now], key[:, :, now], value[:, :, now], log_decay, state)
+        answers.append(answer)
+    assert answer.dtype == torch.bfloat16
+    for actual in (torch.cat(answers, 2), gated_linear_attention(query, key, value, log_decay)[0]):
+        torch.testing.assert_close(actual.double(), expected, rtol=1e-2, atol=0)
