@@ -43,9 +43,9 @@ class StackState(State):
         other_model = difference(self.model, model)
         needed, got = "be a state of this model", f"one of {other_model}"
         expect(other_model is None, where, "past_key_values", needed, got, "Read the text again.")
-        held, rows = first_tensor(self.layers), hidden.shape[0]
+        held = first_tensor(self.layers)
         held = hidden if held is None else held
-        expect(held.shape[0] == rows, where, "past_key_values", f"have {rows} rows, as the text", held.shape[0])
+        _expect_rows(where, hidden.shape[0], held)
         return (self if held.device == hidden.device else self.to(hidden.device)).recordable()
 
     def to_legacy_cache(self) -> list[tuple[Tensor, Tensor]]:
@@ -77,6 +77,8 @@ def read_documents(
     expect(is_state, where, "past_key_values", "be what an earlier call returned", type(past).__name__, advice)
     before = 0 if past is None else past.length
     last = None if past is None else past.document
+    if last is not None:
+        _expect_rows(where, batch, last)
     if cache_position is not None:
         expected = torch.arange(before, before + steps, device=cache_position.device)
         is_same = cache_position.shape == expected.shape and (cache_position == expected).all()
@@ -104,6 +106,10 @@ def read_documents(
         if bool(real.all()):
             return None
     return torch.where(real, 0 if documents is None else documents, -1)
+
+
+def _expect_rows(where: str, rows: int, held: Tensor) -> None:
+    expect(held.shape[0] == rows, where, "past_key_values", f"have {rows} rows, as the text", held.shape[0])
 
 
 def _documents_by_position(

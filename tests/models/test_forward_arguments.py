@@ -153,6 +153,17 @@ def test_the_loss_of_padded_rows_is_that_of_the_rows_alone(name, side):
 
 
 @pytest.mark.parametrize("name", STACKS)
+def test_a_state_of_padded_rows_is_refused_for_others(name):
+    """As beams make of a state of several rows."""
+    model, ids = make(name), tokens(2, 12)
+    mask = torch.ones_like(ids)
+    mask[0, :2] = 0
+    state = model(ids[:, :8], attention_mask=mask[:, :8], use_cache=True).past_key_values
+    with pytest.raises(TesseraError, match="past_key_values must have 4 rows, as the text; got 2"):
+        model.generate(ids, attention_mask=mask, past_key_values=state, num_beams=2, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("name", STACKS)
 def test_zeros_of_the_mask_count_in_a_continuation_too(name):
     model, ids = make(name), tokens(2, 12)
     mask = torch.ones_like(ids)
