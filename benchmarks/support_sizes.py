@@ -57,7 +57,7 @@ def heaviest(weights: Tensor, share: float) -> Tensor:
 
 def draw(kernels: dict[str, list[dict[str, Any]]], share: float, path: Path) -> None:
     """A panel for each kernel: solid, the pairs with weight; dotted, the heaviest ones with a share of it."""
-    with panels(path, 3.6 * len(kernels), 3.6, columns=len(kernels), title="pairs of a memory, median query") as axes:
+    with panels(path, 4.6 * len(kernels), 3.8, columns=len(kernels), title="pairs of a memory, median query") as axes:
         for axis, (name, rows) in zip(axes, kernels.items(), strict=True):
             for layer in sorted({row["layer"] for row in rows}):
                 of_layer = [row for row in rows if row["layer"] == layer]
