@@ -26,20 +26,25 @@ def leaky_average(
             `initial_state`: pass None there when a new document begins.
         backend: one of those of `linear_recurrence`; None takes the first that supports the call.
     Returns:
-        y (B, H, T, K) and the state y_T (B, H, K) to continue from. O(T) memory, forward and backward.
+        y (B, H, T, K) and the state y_T (B, H, K) to continue from, float32 for narrower x: rounded at each token, an
+        average with a slow decay drifts. O(T) memory, forward and backward.
     Raises:
         TesseraError: shapes that do not fit, or a `backend` that cannot run this call.
     """
     expect_sequence("leaky_average", x)
     expect_shape("leaky_average", "decay", decay, (x.shape[1],))
+    precise = torch.promote_types(x.dtype, torch.float32)
+    if initial_state is not None:
+        initial_state = initial_state.to(precise)
+    elif x.dtype != precise:
+        initial_state = x.new_zeros(x.shape[0], x.shape[1], x.shape[3], dtype=precise)
     if backend is None and x.shape[2] == 1:
         return _one_step(x, decay, initial_state, documents)
     keep = decay[None, :, None].expand(1, -1, x.shape[2])
     starts = document_starts("leaky_average", x, documents)
     if starts is not None:
         keep = keep.masked_fill(starts[:, None], 0.0)
-    y, _ = linear_recurrence(x, keep, initial=initial_state, backend=backend)
-    return y, y[:, :, -1]
+    return linear_recurrence(x, keep, initial=initial_state, backend=backend)
 
 
 def _one_step(x: Tensor, decay: Tensor, initial_state: Tensor | None, documents: Tensor | None):
@@ -50,5 +55,5 @@ def _one_step(x: Tensor, decay: Tensor, initial_state: Tensor | None, documents:
         return x, x[:, :, 0]
     expect_shape("leaky_average", "initial_state", initial_state, (x.shape[0], x.shape[1], x.shape[3]))
     dtype = initial_state.dtype
-    y = torch.addcmul(x[:, :, 0].to(dtype), decay.to(dtype)[:, None], initial_state).to(x.dtype)
-    return y.unsqueeze(2), y
+    state = torch.addcmul(x[:, :, 0].to(dtype), decay.to(dtype)[:, None], initial_state)
+    return state.unsqueeze(2).to(x.dtype), state
