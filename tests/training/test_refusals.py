@@ -131,7 +131,7 @@ def test_a_foreign_model_type_is_refused(model):
 @pytest.mark.parametrize("content", ["[1", "[1]", "{", ""])
 def test_a_damaged_generation_config_is_refused(model, content):
     (model / "generation_config.json").write_text(content)
-    with pytest.raises(TesseraError, match=r"run: generation_config\.json cannot be read \(.+\)"):
+    with pytest.raises(TesseraError, match=r"run: generation_config\.json cannot be loaded \(.+\)"):
         load_model(model)
 
 

@@ -110,7 +110,7 @@ def _expect_readable_generation_config(path: str | Path, folder: Path) -> None:
     try:
         GenerationConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # transformers raises anything for a damaged file
-        raise TesseraError(f"model {path}: generation_config.json cannot be read ({first_line(error)}).") from error
+        raise TesseraError(f"model {path}: generation_config.json cannot be loaded ({first_line(error)}).") from error
 
 
 def _expect_fit(path: str | Path, report: dict) -> None:
