@@ -46,6 +46,7 @@ def test_exact_parts():
     assert memory["peak"] == sum(size for name, size in memory.items() if name != "peak")
 
 
+@pytest.mark.grid
 def test_a_step_of_one_pass_starts_without_gradients():
     """So most is alive at the end of the backward pass, when fewer activations are left, or in between."""
     passes, whole = small("training.batch_size=4"), small("training.batch_size=2")
@@ -71,6 +72,7 @@ def activations(*overrides):
     return step_memory(small(*overrides), 1, "bf16")["activations"]
 
 
+@pytest.mark.grid
 def test_what_costs_less():
     usual = activations()
     assert activations("training.gradient_checkpointing=true") < usual
@@ -97,7 +99,7 @@ def test_what_costs_more():
         pytest.param("gpt2-wikitext-103", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("device_type", ["cuda", "cpu"])
+@pytest.mark.parametrize("device_type", ["cuda", pytest.param("cpu", marks=pytest.mark.grid)])
 def test_other_models(name, device_type):
     overrides = ["training.batch_size=2", "training.micro_batch_size=1", "data.context=128"]
     memory = step_memory(read_recipe(name, overrides), 1, "fp32", device_type)
