@@ -40,13 +40,18 @@ def support_sizes(run: str, text: str, longest: int, num_queries: int, share: fl
     for layer, recall in enumerate(recalls, 1):
         for number, length in enumerate(lengths):
             weights = recall.weights[:, number * num_queries : (number + 1) * num_queries]
-            sizes = {"with_weight": (weights > 0).sum(-1), "with_share": heaviest(weights, share)}
-            rows.append(
-                {"layer": layer, "tokens": length}
-                | {name: float(size.double().quantile(0.5)) for name, size in sizes.items()}
-                | {f"{name}_90": float(size.double().quantile(0.9)) for name, size in sizes.items()}
-            )
+            rows.append({"layer": layer, "tokens": length} | quantiles(weights, share))
     return rows
+
+
+def quantiles(weights: Tensor, share: float) -> dict[str, float]:
+    """Over queries: how many pairs have weight, how many of the heaviest hold `share` of it; medians, and 9 of 10."""
+    sizes = {"with_weight": (weights > 0).sum(-1), "with_share": heaviest(weights, share)}
+    return {
+        name + suffix: float(size.double().quantile(at))
+        for suffix, at in (("", 0.5), ("_90", 0.9))
+        for name, size in sizes.items()
+    }
 
 
 def heaviest(weights: Tensor, share: float) -> Tensor:

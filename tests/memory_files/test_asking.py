@@ -73,6 +73,17 @@ def test_passages_do_not_overlap(tmp_path):
     assert re.sub("<[^>]+>", "", page.partition("<pre>")[2].partition("</pre>")[0]) == "no end of it " * 80
 
 
+@pytest.mark.parametrize("heaviest", [400, 700])
+def test_a_passage_ends_where_a_heavier_one_begins(heaviest):
+    """Their 512 tokens would overlap, from either side."""
+    memory = Memory(make("v1"), byte_tokenizer()).read("no end of it " * 80, "one")
+    weights = torch.zeros(1040)
+    weights[[400, 700]], weights[heaviest] = 0.1, 0.9
+    passages = citations._passages(memory, weights)
+    first, second = sorted((first, end) for _, _, first, end, _ in passages)
+    assert first[0] < 400 < first[1] == second[0] < 700 < second[1]
+
+
 def test_the_weight_of_a_pair_is_that_of_the_token_in_its_value():
     """A value looks one token ahead: none holds the first token, and the last pair's holds a token of the question."""
     memory = Memory(make("v1"), byte_tokenizer()).read("A king.", "king")

@@ -4,8 +4,8 @@ from itertools import combinations
 
 import torch
 
-from tessera.models.small_models import build_small_model
-from tessera.papers.document_qa.report import BUDGETS, EXPERIMENT
+from tessera.kernels import kernel_from_config
+from tessera.papers.document_qa.report import BUDGETS, EXPERIMENT, build
 from tessera.papers.experiment import RunContext
 
 SMOKE = BUDGETS["smoke"]
@@ -24,11 +24,18 @@ def test_tuning_goes_on_from_training_and_long_term_memories_are_on_again(tmp_pa
 
 def test_the_short_term_memory_spans_what_the_settings_say():
     model_settings = SMOKE.run("mosaic_v2", 0).configuration
-    model = build_small_model("mosaic_v2", vocab_size=60, hidden_size=16, num_heads=2, max_positions=16 * SMOKE.span)
+    model = build(model_settings)
     assert model.config.short_term_span == model_settings.span
     assert model.config.long_term_delay == model_settings.span // 4
     assert tuple(model.config.training_long_term_delay) == (model_settings.span // 4, model_settings.span)
     assert torch.isfinite(model(torch.zeros(1, 8, dtype=torch.long)).logits).all()
+
+
+def test_each_row_of_v2_has_its_kernel():
+    names = ("mosaic_v2", "mosaic_v2_biweight", "mosaic_v2_triweight")
+    kernels = [build(SMOKE.run(name, 0).configuration).config.kernel for name in names]
+    assert [kernel_from_config(kernel).name for kernel in kernels] == ["gaussian", "biweight", "triweight"]
+    assert build(SMOKE.run("llama", 0).configuration).config.model_type == "llama"
 
 
 def test_easier_forms_come_before_the_training_of_the_twin():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.long_decoding import long_term_pairs, read_on, state_behind
-from benchmarks.support_sizes import heaviest
+from benchmarks.support_sizes import heaviest, quantiles
 from tessera import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
 from tessera.recall import long_memories
 
@@ -34,3 +34,6 @@ def test_a_token_behind_the_pairs_of_one_piece_is_that_of_the_whole_text(monkeyp
 def test_the_heaviest_pairs_hold_the_share():
     weights = torch.tensor([[0.5, 0.0, 0.3, 0.2], [1.0, 0.0, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25]])
     assert heaviest(weights, 0.75).tolist() == [2, 1, 3]
+    found = quantiles(weights, 0.75)
+    assert (found["with_weight"], found["with_share"]) == (3, 2)
+    assert found["with_weight_90"] > 3

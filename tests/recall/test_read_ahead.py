@@ -1,5 +1,6 @@
 """What a question needs of a file is asked for before it is read."""
 
+import ctypes
 import mmap
 from itertools import pairwise
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 import tessera.recall
-from tessera.recall import search
+from tessera.recall import index_file, search
 from tessera.recall.read_ahead import GAP, pieces, read_ahead
 from tests.recall.test_recall import near_a_plane, random
 
@@ -26,24 +27,51 @@ def test_pieces_are_whole_pages_that_hold_the_rows(width):
     most = 40 * (4 * width + (GAP + 2) * mmap.PAGESIZE)
     assert sum(length for _, length in found) <= most
     assert pieces(rows, torch.arange(4000))[0][1] >= 16_000 * width
-    read_ahead(rows, which)  # of memory that no file is behind, to no effect
+
+
+def test_the_system_is_asked_for_every_piece(monkeypatch):
+    rows, which, calls = torch.zeros(4000, 64), torch.tensor([3900, 10, 2000]), []
+    read_ahead(rows, which)  # the system's own call; no file is behind this memory, so to no effect
+
+    class Library:
+        def madvise(self, *arguments):
+            calls.append(tuple(argument.value for argument in arguments))
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Library())
     read_ahead(rows, which[:0])
+    assert not calls
+    read_ahead(rows, which)
+    assert calls == [(*piece, mmap.MADV_WILLNEED) for piece in pieces(rows, which)]
+    assert len(calls) == 3
 
 
 @pytest.mark.usefixtures("small_blocks")
 def test_an_opened_index_asks_for_all_that_it_reads(tmp_path, monkeypatch):
-    """An index of two blocks: the codes, keys and places of leaves, and the values of the support."""
+    """The bounds of all leaves; of those that a round needs the codes, keys and places; the values of the support.
+
+    Keys and places are asked for by whole leaves in the first round, one by one where codes told which.
+    """
     keys, values = near_a_plane(1, 1100, 12), random(1, 1100, 3)
-    asked_for = {}
-    monkeypatch.setattr(
-        search, "read_ahead", lambda rows, which: asked_for.setdefault(rows.data_ptr(), set()).update(which.tolist())
-    )
+    asked_for = {}  # (where a tensor lies, into how many rows it is divided) -> rows
+
+    def record(rows, which):
+        asked_for.setdefault((rows.data_ptr(), len(rows)), set()).update(which.tolist())
+
+    for module in (search, index_file):
+        monkeypatch.setattr(module, "read_ahead", record)
     index = tessera.recall.build(keys, values)
     index.recall(keys[:, 5:6], kernel="sparsemax", slope=300.0)
     assert not asked_for, "an index in memory"
     tessera.recall.save(index, tmp_path / "my.index")
     opened = tessera.recall.open(tmp_path / "my.index")
     answer = opened.recall(keys[:, 5:6], kernel="sparsemax", slope=300.0)
-    assert asked_for[opened.pairs.values.data_ptr()] == set(answer.support.of(0, 0)[0].tolist())
+    assert asked_for[opened.pairs.values.data_ptr(), 1100] == set(answer.support.of(0, 0)[0].tolist())
+    bounds = [part for leaves in opened.blocks for part in (leaves.low, leaves.high)]
+    assert all((part.data_ptr(), 1) in asked_for for part in bounds)
     leaves = opened.blocks[0]
-    assert {leaves.keys.data_ptr(), leaves.places.data_ptr(), leaves.codes.data_ptr()} <= set(asked_for)
+    num_leaves, num_keys = leaves.places.shape[1], leaves.places.numel()
+    read = [
+        (leaves.codes, num_leaves),
+        *((part, n) for part in (leaves.keys, leaves.places) for n in (num_leaves, num_keys)),
+    ]
+    assert {(part.data_ptr(), count) for part, count in read} <= set(asked_for)

@@ -47,6 +47,12 @@ def test_bad_input_names_the_culprit(go, override, message):
     assert message in str(caught.value)
 
 
+def test_a_split_of_a_validation_file_is_refused(go, tmp_path):
+    (tmp_path / "held_out.txt").write_text("A king lived here. " * 100)
+    with pytest.raises(TesseraError, match="data: validation_split must be left out for .*held_out"):
+        go(f"data.validation={tmp_path / 'held_out.txt'}", "data.validation_split=test")
+
+
 def test_a_model_that_does_not_know_documents_is_refused(go):
     with pytest.raises(TesseraError, match="document_ids must be false for model type transformer"):
         go("model={type: transformer, hidden_size: 16, num_heads: 2, num_layers: 1}", "data.document_ids=true")

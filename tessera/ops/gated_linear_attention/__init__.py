@@ -54,7 +54,7 @@ def gated_linear_attention(
         start = (
             torch.zeros((batch, 1), dtype=torch.long, device=query.device) if documents is None else documents[:, :1]
         )
-        state = LinearAttentionState(value.new_zeros(batch, heads, width, value.shape[3], dtype=precise), start)
+        state = LinearAttentionState(value.new_zeros(batch, heads, width, value.shape[3]), start)
     needed, got = (batch, heads, width, value.shape[3]), tuple(state.matrix.shape)
     expect(got == needed, where, "state", f"have a matrix {needed}", got)
     if documents is None:

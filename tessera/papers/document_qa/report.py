@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from tessera.models.sizes import num_parameters
 from tessera.papers.curves import doubling, draw_curve, panels, styles
 from tessera.papers.document_qa.task import FULL_WORDING, DocumentQA
@@ -195,13 +197,7 @@ def plan(selection: RunSelection) -> list[Run]:
 def execute(run: Run, context: RunContext) -> dict[str, Any]:
     """Train, test, tune and test; v2 each time once more with its long-term memories off."""
     settings = run.configuration
-    sizes: dict[str, Any] = {"vocab_size": settings.task_at(settings.length).vocab_size}
-    sizes["max_positions"] = 16 * settings.span
-    name = settings.model
-    if name in KERNELS:
-        name, sizes["kernel"] = "mosaic_v2", KERNELS[name]
-    model = small_model(settings, name, **sizes)
-    model.to(context.device)
+    model = build(settings).to(context.device)
 
     def scores(lengths: tuple[int, ...]) -> dict[str, list[float]]:
         """Length -> mean, standard error over samples and count of the share of right answers."""
@@ -215,6 +211,13 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
         return scores_of_memories(model, partial(scores, lengths)) if lengths else {}
 
     return {"parameters": num_parameters(model), **train_stages(model, settings.stages(), context, test)}
+
+
+def build(settings: DocumentSettings) -> PreTrainedModel:
+    """The untrained model."""
+    vocab_size, kernel = settings.task_at(settings.length).vocab_size, KERNELS.get(settings.model)
+    name, kernels = ("mosaic_v2", {"kernel": kernel}) if kernel else (settings.model, {})
+    return small_model(settings, name, vocab_size=vocab_size, max_positions=16 * settings.span, **kernels)
 
 
 def curves(records: Mapping[str, Record], stage: str) -> list[Curve]:

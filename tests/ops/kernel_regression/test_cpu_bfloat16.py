@@ -136,3 +136,5 @@ def test_a_negative_slope_is_as_precise_as_a_positive_one():
     query, key, value = (unit_norm(torch.randn(B, H, 90, K)).bfloat16() for _ in range(3))
     negative = kernel_regression(query, key, value, kernel=Gaussian(), slope=-30.0, window=Window())
     assert torch.equal(negative, kernel_regression(-query, key, value, kernel=Gaussian(), slope=30.0, window=Window()))
+    sharp = Call(query, key, value, Gaussian(), torch.full((B, H, 90), -100.0), window=Window())
+    assert "scores above 64" in cpu_bfloat16.unsupported_reason(sharp)

@@ -121,3 +121,5 @@ def test_step_by_step_a_slow_average_is_as_precise_as_at_once(dtype):
     for answer in (torch.cat(steps, 2), at_once):
         torch.testing.assert_close(answer.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-2)
     torch.testing.assert_close(last, state, rtol=1e-4, atol=1e-4)
+    for length in (1, 2):  # a state of an earlier version, in the type of the model
+        assert leaky_average(x[:, :, :length], decay, state.to(dtype))[1].dtype == torch.float32
