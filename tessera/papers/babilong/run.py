@@ -111,7 +111,7 @@ ON_UNSEEN_BOOKS = Model(
     "Memory Mosaic, biweight, whole text (unseen books)",
     {**MOSAIC, "num_layers": 4, "kernel": "biweight"},
     1.5,
-    recipes={"qa1": QA1} | {kind: RECIPES / f"{kind}-whole.yaml" for kind in ("qa2", "qa4", "qa5")},
+    recipes={"qa1": QA1, "qa2": RECIPES / "qa2-whole.yaml"},
     first_seed=31,
     test_noise="test_books",
     longest_whole_text=1024,
@@ -148,7 +148,7 @@ MODELS = {
     WHOLE_UNSEEN_GAUSSIAN: ON_UNSEEN_BOOKS._replace(
         label="Memory Mosaic, Gaussian, whole text (unseen books)",
         model={**MOSAIC, "num_layers": 4},
-        recipes={"qa1": QA1, "qa2": RECIPES / "qa2-whole.yaml"},
+        recipes={"qa1": QA1},
     ),
     "mosaic_v2": Model("Memory Mosaic v2, whole text", MOSAIC_V2, 1.5),
     LAST_SEGMENT: Model("transformer, last segment only", TRANSFORMER, 0.3),
