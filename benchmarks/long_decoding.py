@@ -84,14 +84,14 @@ def main() -> None:
     torch.set_num_threads(1)
     model, tokenizer = load_model(arguments.run).eval(), load_tokenizer(arguments.run)
     read = [torch.tensor(tokenizer("".join(text_of_file(Path(file))))["input_ids"]) for file in arguments.texts]
-    ids, asked = torch.cat(read[:-1]), read[-1][: 2 * (arguments.context + TOKENS)]
+    ids, continuation = torch.cat(read[:-1]), read[-1][: 2 * (arguments.context + TOKENS)]
     began = time.perf_counter()
     pairs = long_term_pairs(model, ids, arguments.context)
     stored, most = pairs[0][0].shape[2], max(arguments.pairs)
     assert stored >= most, f"the texts give {stored:,} pairs and should give {most:,}"
     rows = []
     for count in arguments.pairs:
-        start, one_by_one, at_once, scanned = asked.split((arguments.context, TOKENS, arguments.context, TOKENS))
+        start, one_by_one, at_once, scanned = continuation.split((arguments.context, TOKENS, arguments.context, TOKENS))
         # Always on from the newest state: a second continuation of one would copy its pairs.
         (first, *single), state = read_on(model, state_behind(model, pairs, count, start), one_by_one, 1)
         reading, state = read_on(model, state, at_once, arguments.context)

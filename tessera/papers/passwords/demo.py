@@ -158,14 +158,16 @@ def read_with_passwords(memory: Memory, book: Path, hidden: Sequence[Hidden], se
 
 def answers(memory: Memory, hidden: Sequence[Hidden]) -> Iterator[AnsweredQuestion]:
     """Ask for each password, and print the answer, what carried it, and what would have been right."""
-    for asked in hidden:
-        answer = memory.ask(asked.question, cite=1)
-        row = AnsweredQuestion(asked, answer, recalled_of_tokens(memory, memory.state, answer))
-        print(f"{asked.question}\n  {answer.said()}")
+    for password in hidden:
+        answer = memory.ask(password.question, cite=1)
+        row = AnsweredQuestion(password, answer, recalled_of_tokens(memory, memory.state, answer))
+        print(f"{password.question}\n  {answer.said()}")
         if row.source is not None and answer.citations:
             print(f"  {answer.citations[0].document}: {row.source}")
         if not row.is_right:
-            print(f"  wrong: {'no book says it' if asked.fact is None else f'{asked.book} says: {asked.fact}'}")
+            print(
+                f"  wrong: {'no book says it' if password.fact is None else f'{password.book} says: {password.fact}'}"
+            )
         sys.stdout.flush()
         yield row
 
