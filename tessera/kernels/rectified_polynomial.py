@@ -80,13 +80,16 @@ class AdaptivePolynomial(RowKernel):
     ) -> PerRow:
         """`r tau` of these pairs: each further pair adds to the sum of the weights, so that tau rises."""
         scaled = self.masked(scores, visible) / self.order
-        if scaled.shape[-1] == 0:
+        if scaled.numel() == 0:
             return scaled.new_full(scaled.shape[:-1], -torch.inf)
         largest = row_maximum(scaled)
-        tau = threshold(scaled - largest, self.order, Workspace())[0] + largest
+        shifted = scaled - largest
+        most = int((shifted > -1).sum(-1).max())  # tau is not below -1
+        near = shifted.topk(most, sorted=False)[0] if most < shifted.shape[-1] // 2 else shifted
+        tau = threshold(near, self.order, Workspace())[0] + largest
         rounding = 8 * torch.finfo(tau.dtype).eps * (1 + tau.abs())
         floor = (self.order * (tau - rounding)).squeeze(-1)
-        return floor.masked_fill((scaled == -torch.inf).all(-1), -torch.inf)
+        return floor.masked_fill((near == -torch.inf).all(-1), -torch.inf)
 
     def bandwidth(self, scores: Rows, inverse_bandwidth: Float[Tensor, "*#rows"], visible: Visible = None) -> PerRow:
         """`h = sqrt(2 - 2 r tau / beta)` (equation 27): the distance from the query at which the weight reaches 0."""

@@ -10,6 +10,7 @@ from tessera.kernels.workspace import Workspace
 
 # Columns are split into groups of this many; the group maxima give the starting point of the full iteration.
 GROUP = 16
+GROUPED_FROM = 1 << 15  # entries: of fewer, a pass takes no longer than the call
 MAX_STEPS = 100
 
 
@@ -32,7 +33,7 @@ def threshold(
     if torch.compiler.is_compiling():  # groups depend on the length, of which an exported program knows nothing
         return _newton_in_graph(shifted, tau, order)
     num_groups = shifted.shape[-1] // GROUP
-    if num_groups >= 4:
+    if num_groups >= 4 and shifted.numel() >= GROUPED_FROM:
         body = shifted[..., : num_groups * GROUP].unflatten(-1, (GROUP, num_groups))
         tops = torch.cat([body.amax(dim=-2), shifted[..., num_groups * GROUP :]], dim=-1)
         tau = _newton(tops, tau, order, workspace)[0]

@@ -124,20 +124,24 @@ class Leaves:
         """c(q) in the directions of each block."""
         return _coordinates(queries.unsqueeze(1), self.directions)
 
-    def rounding(self, queries: Float[Tensor, "H Q K"]) -> Float[Tensor, "H Q 1"]:
-        """By how much a bound of these queries may be wrong, however they and the keys were rounded."""
-        epsilon = torch.finfo(queries.dtype).eps
-        return ROUNDING * queries.shape[-1] * epsilon * queries.norm(dim=-1, keepdim=True) * self.size.view(-1, 1, 1)
+    def rounding(self, lengths: Float[Tensor, "H Q 1"], width: int) -> Float[Tensor, "H Q 1"]:
+        """By how much a bound of queries of these lengths may be wrong, however they and the keys were rounded."""
+        return lengths * self.size.view(-1, 1, 1) * (ROUNDING * width * torch.finfo(lengths.dtype).eps)
 
-    def largest_similarities(self, queries: Float[Tensor, "H Q K"]) -> Float[Tensor, "H Q C"]:
-        """No key of a leaf is more similar to the query than this, however the two were rounded."""
-        lengths, size = queries.norm(dim=-1, keepdim=True), self.size.view(-1, 1, 1)
-        tiny = torch.finfo(queries.dtype).tiny
-        coordinates = self.coordinates(queries / lengths.clamp(min=tiny) * size)
+    def largest_similarities(
+        self, coordinates: Float[Tensor, "H G Q coordinates"], lengths: Float[Tensor, "H Q 1"]
+    ) -> Float[Tensor, "H Q C"]:
+        """No key of a leaf is more similar to the query than this, but for `rounding`.
+
+        Given the query's length and the coordinates of its direction: c(a q) = a c(q).
+        """
+        size = self.size.view(-1, 1, 1)
+        coordinates = coordinates * size.unsqueeze(1)
         together = max(1, NUMBERS_AT_ONCE // self.low.numel())
         parts = [self._distances(part.unsqueeze(-1)) for part in coordinates.split(together, dim=2)]
-        largest = (size.unsqueeze(1).square() + self.longest.unsqueeze(2) - torch.cat(parts, 2)) / 2
-        return largest.permute(0, 2, 1, 3).flatten(2) * (lengths / size.clamp(min=tiny)) + self.rounding(queries)
+        distances = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+        largest = (size.unsqueeze(1).square() + self.longest.unsqueeze(2) - distances) / 2
+        return largest.permute(0, 2, 1, 3).flatten(2) * (lengths / size.clamp(min=torch.finfo(size.dtype).tiny))
 
     def _distances(self, coordinates: Float[Tensor, "H G Q d 1"]) -> Float[Tensor, "H G Q c"]:
         """The squared distances of queries from the boxes of the leaves."""

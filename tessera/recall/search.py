@@ -137,8 +137,10 @@ class _Reader:
         self.all_visible = self.documents is None and kept is None and bool((queries.newest >= self.length - 1).all())
         self.all_visible &= bool((queries.oldest <= 0).all())
         self.is_unbounded = isinstance(kernel, Gaussian)
-        self.coordinates = [leaves.coordinates(queries.vectors) for leaves in blocks]
-        self.roundings = [leaves.rounding(queries.vectors).flatten() for leaves in blocks]
+        self.lengths = queries.vectors.norm(dim=-1, keepdim=True)
+        unit = queries.vectors / self.lengths.clamp(min=torch.finfo(self.lengths.dtype).tiny)
+        self.coordinates = [leaves.coordinates(unit) for leaves in blocks]  # of directions; a length scales them
+        self.roundings = [leaves.rounding(self.lengths, unit.shape[-1]) for leaves in blocks]
         self.num_looked_at = self.num_scored = 0  # pairs whose leaf was needed, and those whose key was read
         # A product of matrices may round equal keys differently, and which of them are the nearest depends on it: all
         # that tie within rounding are kept, and scored again one by one.
@@ -288,13 +290,17 @@ class _Reader:
 
     def _possible(self, block: int, leaves: Tensor, asking: Tensor, lowest: Tensor) -> Tensor:
         """Whether the bounds of single keys exceed `lowest` (c, n, S)."""
-        of_block, known = self.blocks[block], asking.clamp(min=0)
-        own_block = leaves // of_block.longest.shape[2]  # of those of all heads
-        self.read_ahead(of_block.codes.flatten(0, 1), leaves)
-        codes_of_queries = self.coordinates[block].flatten(0, 1)[own_block.unsqueeze(1), known % self.count]
-        bounds = codes_of_queries @ of_block.codes.flatten(0, 1).index_select(0, leaves).mT
-        least = (lowest - self.roundings[block])[known].unsqueeze(-1)
-        return ~(bounds <= least) & (asking >= 0).unsqueeze(-1)
+        codes, least = self.blocks[block].codes.flatten(0, 1), lowest - self.roundings[block].flatten()
+        own_block = leaves // self.blocks[block].longest.shape[2]  # of those of all heads
+        self.read_ahead(codes, leaves)
+        coordinates = (self.coordinates[block] * self.lengths.unsqueeze(1)).flatten(0, 1)  # (H G, Q, d)
+        if self.num_rows == 1:
+            coordinates = coordinates.index_select(0, own_block)
+        else:
+            known = asking.clamp(min=0)
+            coordinates, least = coordinates[own_block.unsqueeze(1), known % self.count], least[known].unsqueeze(-1)
+        is_possible = (coordinates @ codes.index_select(0, leaves).mT <= least).logical_not_()
+        return is_possible if self.num_rows == 1 else is_possible & (asking >= 0).unsqueeze(-1)
 
     def _alone(
         self, block: int, leaves: Tensor, asking: Tensor, possible: Tensor, lowest: Tensor
@@ -332,7 +338,10 @@ class _Reader:
 
     def _scores(self, rows: Tensor, similarities: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The same with scores, -inf where the row does not see the place."""
-        scores = similarities * self.slopes[rows] + self.intercepts[rows]
+        if self.num_rows == 1:
+            scores = similarities * self.slopes + self.intercepts
+        else:
+            scores = similarities * self.slopes[rows] + self.intercepts[rows]
         if not self.all_visible:
             scores = scores.masked_fill(~self._visible(self.of_query[rows], places), -torch.inf)
         return rows, scores, places
@@ -353,9 +362,10 @@ class _Reader:
         queries = self.queries
         if not self.blocks:
             return queries.vectors.new_zeros(self.num_rows, 0)
-        similarities = torch.cat([leaves.largest_similarities(queries.vectors) for leaves in self.blocks], 2)
-        bounds = similarities * queries.slopes.unsqueeze(-1) + queries.intercepts.unsqueeze(-1)
-        bounds = bounds.masked_fill(bounds.isnan(), torch.inf)
+        of_blocks = zip(self.blocks, self.coordinates, self.roundings)
+        similarities = [leaves.largest_similarities(c, self.lengths) + rounding for leaves, c, rounding in of_blocks]
+        bounds = torch.cat(similarities, 2) * queries.slopes.unsqueeze(-1) + queries.intercepts.unsqueeze(-1)
+        bounds = bounds.nan_to_num_(torch.inf, torch.inf, -torch.inf)
         if not self.all_visible:
             first, last = (
                 torch.cat([leaves.places[:, :, end] for leaves in self.blocks], 1).unsqueeze(1) for end in (0, -1)

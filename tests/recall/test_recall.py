@@ -178,13 +178,16 @@ def test_no_key_of_a_leaf_is_more_similar_than_its_bound(outside, length):
     keys = torch.nn.functional.normalize(keys, dim=-1).float() * length
     queries = torch.cat([random(2, 40, 24, seed=3), keys[:, :40].double(), torch.zeros(2, 1, 24)], 1).float()
     leaves = leaves_module.Leaves.of(keys, 0)
-    bounds = leaves.largest_similarities(queries).double()
+    lengths = queries.norm(dim=-1, keepdim=True)
+    directions = leaves.coordinates(queries / lengths.clamp(min=1e-30))
+    rounding = leaves.rounding(lengths, 24)
+    bounds = (leaves.largest_similarities(directions, lengths) + rounding).double()
     similarities = queries.double() @ leaves.keys.double().flatten(1, 2).mT
     of_leaf = similarities.view(2, 81, -1, leaves.keys.shape[2]).amax(-1)
     assert (bounds >= of_leaf).all()
     excess = (bounds - of_leaf) / (queries.double().norm(dim=-1) * length).clamp(min=1e-30).unsqueeze(-1)
     assert excess.median() < 0.3, "and the bounds are of use"
-    of_key = leaves.coordinates(queries)[:, 0] @ leaves.codes.flatten(1, 2).mT + leaves.rounding(queries)
+    of_key = (lengths * directions[:, 0]) @ leaves.codes.flatten(1, 2).mT + rounding
     assert (of_key.double() >= similarities).all()
 
 
@@ -203,7 +206,7 @@ def test_a_kernel_narrower_than_rounding_finds_its_pair():
 def test_a_bound_that_is_too_low_is_noticed(bound, monkeypatch):
     keys, values = near_a_plane(1, 1500, 12), random(1, 1500, 3)
     right = getattr(leaves_module.Leaves, bound)
-    monkeypatch.setattr(leaves_module.Leaves, bound, lambda self, queries: right(self, queries) - 0.2)
+    monkeypatch.setattr(leaves_module.Leaves, bound, lambda *given: right(*given) - 0.2)
     recalled = tessera.recall.build(keys, values).recall(keys[:, 7:60:9], kernel="triweight", slope=50.0)
     expected = scan(keys[:, 7:60:9], keys, values, "triweight", 50.0, 0.0)[0]
     with pytest.raises(AssertionError):
