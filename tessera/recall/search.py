@@ -294,13 +294,14 @@ class _Reader:
         own_block = leaves // self.blocks[block].longest.shape[2]  # of those of all heads
         self.read_ahead(codes, leaves)
         coordinates = (self.coordinates[block] * self.lengths.unsqueeze(1)).flatten(0, 1)  # (H G, Q, d)
-        if self.num_rows == 1:
+        known = asking if self.count == 1 else asking.clamp(min=0)
+        if self.count == 1:
             coordinates = coordinates.index_select(0, own_block)
         else:
-            known = asking.clamp(min=0)
-            coordinates, least = coordinates[own_block.unsqueeze(1), known % self.count], least[known].unsqueeze(-1)
-        is_possible = (coordinates @ codes.index_select(0, leaves).mT <= least).logical_not_()
-        return is_possible if self.num_rows == 1 else is_possible & (asking >= 0).unsqueeze(-1)
+            coordinates = coordinates[own_block.unsqueeze(1), known % self.count]
+        bounds = torch.bmm(coordinates, codes.index_select(0, leaves).mT)
+        is_possible = (bounds <= least[known].unsqueeze(-1)).logical_not_()
+        return is_possible if self.count == 1 else is_possible & (asking >= 0).unsqueeze(-1)
 
     def _alone(
         self, block: int, leaves: Tensor, asking: Tensor, possible: Tensor, lowest: Tensor
