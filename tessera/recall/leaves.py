@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,6 +32,7 @@ LEAF = 128
 BLOCK = 262_144
 COORDINATES = 8
 DIRECTED = 8192  # keys of a block are enough to find its principal directions
+AT_ONCE = 4096  # keys whose coordinates are made while they are in the cache
 SAMPLE = 256  # of the keys of a node: in which coordinate they vary most
 NUMBERS_AT_ONCE = 1 << 21  # of boxes that are compared with queries
 ROUNDING = 24  # of a bound, in K eps |q| |k|: products, their squares, and directions that are nearly orthonormal
@@ -82,7 +84,7 @@ class Leaves:
         if not bool(finite.all()):  # a leaf with others has no bound
             precise = precise.masked_fill(~finite, 0)
         directions = _directions(precise[:, :: max(1, count // DIRECTED)])
-        coordinates = _coordinates(precise, directions)
+        coordinates = torch.cat([_coordinates(part, directions) for part in precise.split(AT_ONCE, 1)], 1)
         order = _order(coordinates)
         of_leaf = _take(coordinates, order).view(heads, -1, LEAF, coordinates.shape[-1])
         codes = of_leaf.detach().clone()
@@ -178,11 +180,18 @@ def _order(coordinates: Float[Tensor, "H N D"]) -> Int[Tensor, "H N"]:
         sample = of_node[:, :, :: max(1, size // SAMPLE)]
         spread = _take(coordinates, sample.flatten(1)).view(*sample.shape, width).var(2)
         column = of_node * width + spread.argmax(-1, keepdim=True)
-        sorting = coordinates.flatten(1).gather(1, column.flatten(1)).view_as(of_node).argsort(dim=-1)
-        order = order.view(heads, nodes, -1).gather(-1, sorting).view(heads, count)
+        halves = _halves(coordinates.flatten(1).gather(1, column.flatten(1)).view_as(of_node))
+        order = order.view(heads, nodes, -1).gather(-1, halves).view(heads, count)
         nodes *= 2
     # In the order of their places within a leaf, so that a leaf's first and last place are its ends.
     return order.view(heads, nodes, -1).sort(-1)[0].view(heads, count)
+
+
+def _halves(numbers: Float[Tensor, "*nodes n"]) -> Int[Tensor, "*nodes n"]:
+    """Where the lower half of each row stands, then where the upper half does."""
+    if numbers.device.type != "cpu":
+        return numbers.argsort(dim=-1)
+    return torch.from_numpy(np.argpartition(numbers.detach().numpy(), numbers.shape[-1] // 2, axis=-1))
 
 
 def _take(rows: Tensor, order: Int[Tensor, "H N"]) -> Tensor:
