@@ -315,7 +315,11 @@ class _Reader:
         for rows_of_keys in (all_keys, all_places.unsqueeze(1)):
             self.read_ahead(rows_of_keys, flat)
         keys = all_keys.index_select(0, flat).to(vectors.dtype)
-        similarities = keys @ vectors[0] if self.num_rows == 1 else (keys * vectors[rows]).sum(-1)
+        if self.count == 1:  # rows ascend
+            of_rows = keys.split(torch.bincount(rows, minlength=self.num_rows).tolist())
+            similarities = torch.cat([of_row @ vector for of_row, vector in zip(of_rows, vectors)])
+        else:
+            similarities = (keys * vectors[rows]).sum(-1)
         is_above = ~(similarities <= lowest[rows])
         return self._scores(rows[is_above], similarities[is_above], all_places[flat[is_above]])
 
