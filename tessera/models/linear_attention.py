@@ -1,5 +1,6 @@
 """Recurrent baselines: linear transformer, RetNet, gated linear attention."""
 
+import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -39,6 +40,11 @@ class LinearAttentionConfig(StrictConfig):
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
+
+    def pairs_per_query(self, context: int) -> list[int]:
+        """As many pairs as cost what a head's matrix of products costs to write and to read, whatever the context."""
+        share = {"linear_transformer": 1.0, "retnet": 2.0, "gla": 0.5}[self.variant]  # of widths of keys times values
+        return [int(share * self.hidden_size / self.num_heads)]
 
     def problems(self) -> list[str]:
         """See `StrictConfig`."""
@@ -86,6 +92,10 @@ class LinearAttentionPreTrainedModel(NormalInitialization):
     config_class = LinearAttentionConfig
     _no_split_modules = ["LinearAttentionLayer"]
     parts = NormalInitialization.parts | {"memory": ".memory.", "feed-forward": ".feed_forward."}
+
+    def state_bytes_per_token(self, dtype: torch.dtype) -> float:
+        """0: the matrices of products do not grow with the text."""
+        return 0.0
 
 
 class LinearAttentionModel(LinearAttentionPreTrainedModel, StackModel):

@@ -6,6 +6,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tessera.evaluation.accounting import account
+from tessera.memories.linear_attention import VARIANTS
+from tessera.models.linear_attention import LinearAttentionConfig
 from tessera.models.transformer import POSITIONS, transformer_config
 
 LENGTH = 24
@@ -54,6 +56,19 @@ def test_memory_is_that_of_the_cache(name):
     cache = model(input_ids=torch.zeros(1, LENGTH, dtype=torch.long), use_cache=True).past_key_values
     held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
     assert account(config, LENGTH, torch.float32).state_bytes_per_1000_tokens == held / LENGTH * 1000
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_linear_attention_costs_the_same_behind_any_context_and_keeps_no_more(variant):
+    config = LinearAttentionConfig(variant=variant, vocab_size=50, hidden_size=32, num_heads=2)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    state = model(torch.zeros(1, LENGTH, dtype=torch.long), use_cache=True).past_key_values
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.zeros(1, 1, dtype=torch.long), past_key_values=state, use_cache=True).logits  # noqa: B018
+    short, long = account(config, LENGTH), account(config, 4096)
+    assert counter.get_total_flops() == pytest.approx(short.flops_per_token, rel=0.02)
+    assert long.flops_per_token == short.flops_per_token
+    assert long.state_bytes_per_1000_tokens == 0
 
 
 def test_nothing_is_allocated():
