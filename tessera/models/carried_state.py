@@ -63,7 +63,7 @@ def read_document(
     """The state after all of `tokens` (T,) behind `state`, read in blocks from the first token on.
 
     A segmented model ends its last segment, however short. `progress`, `precision`: see `read_streams`.
-    Raises `TesseraError`: more tokens than the model has learned positions for.
+    Raises `TesseraError`: more tokens than the model has learned positions for, or a recurrence that loses its state.
     """
     if isinstance(model, SegmentedForCausalLM):
         stream = (token for block in tokens.split(1 << 16) for token in block.tolist())
@@ -78,7 +78,22 @@ def read_document(
         for block in tokens.split(BLOCK):
             _, state = read_on(model, block[None].long().to(device), state, **last_logits(model))
             bar.update(len(block))
+    if not isinstance(state, State) and any(
+        getattr(layer, "keys", None) is None for layer in getattr(state, "layers", ())
+    ):
+        _expect_reads_on(model, where)
     return state
+
+
+def _expect_reads_on(model: Any, where: str) -> None:
+    """Raise `TesseraError` where several tokens behind a state are read as if it were not there (Jamba, Bamba)."""
+    ids = torch.arange(24, device=model.device)[None] % model.config.get_text_config().vocab_size
+    at_once, _ = read_on(model, ids, None)
+    _, state = read_on(model, ids[:, :12], None)
+    change = (read_on(model, ids[:, 12:], state)[0] - at_once[:, 12:]).abs().max() / at_once.abs().max()
+    tolerance = 1e-4 if at_once.dtype == torch.float32 else 0.05
+    advice = "Mamba does so behind tessera.models.mamba.use_selective_scan(model)."
+    expect(bool(change < tolerance), where, "the model", "read on behind its state", model.config.model_type, advice)
 
 
 def grows(state: Any) -> bool:

@@ -8,7 +8,9 @@ from transformers import MambaConfig, MambaForCausalLM
 
 from tessera.base.errors import TesseraError
 from tessera.models import mamba
+from tessera.models.carried_state import read_document, read_on
 from tessera.models.mamba import ScanMixer, use_selective_scan
+from tessera.models.saving.loading import load_model
 from tessera.models.small_models import untrained_model
 
 CONFIG = MambaConfig(
@@ -30,6 +32,21 @@ def ids():
 
 def test_it_is_the_mamba_of_recipes_and_experiments():
     assert all(isinstance(layer.mixer, ScanMixer) for layer in untrained_model(CONFIG).backbone.layers)
+
+
+def test_a_loaded_one_reads_on_and_one_of_transformers_alone_is_refused(tmp_path, ids):
+    torch.manual_seed(0)
+    published = MambaForCausalLM(CONFIG)
+    for layer in published.backbone.layers:  # what untrained weights carry is small
+        torch.nn.init.normal_(layer.mixer.x_proj.weight)
+    published.save_pretrained(tmp_path)
+    model, plain = load_model(tmp_path), MambaForCausalLM.from_pretrained(tmp_path)
+    with torch.no_grad():
+        rest, _ = read_on(model, ids[:, 9:], read_on(model, ids[:, :9], None)[1])
+        torch.testing.assert_close(rest, model(ids).logits[:, 9:], rtol=0, atol=1e-6)
+    read_document(model, ids[0], None, "memorize")
+    with pytest.raises(TesseraError, match="memorize: the model must read on behind its state; got mamba"):
+        read_document(plain, ids[0], None, "memorize")
 
 
 def test_logits_and_gradients_are_those_of_transformers(pair, ids):

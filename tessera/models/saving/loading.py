@@ -88,6 +88,10 @@ def load_model(
             kind = model.config.model_type
             raise TesseraError(f"model {path}: must have long-term memories to switch off; this {kind} has none.")
         model.disable_long_term_memory()
+    if model.config.model_type == "mamba":  # transformers' own layers begin anew with several tokens behind a state
+        from tessera.models.mamba import use_selective_scan  # transformers' Mamba takes half a second to import
+
+        use_selective_scan(model)
     return model.eval()
 
 
