@@ -6,10 +6,12 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from tessera.base.errors import TesseraError
+from tessera.models.attention import ATTENTION_KERNELS
 
 NAME = "tessera_intercepted"
 # query (B, H, T, D), key and value (B, H, N, D), mask (broadcast to (B, H, T, N)) or None for causal, scale, answers
@@ -26,11 +28,12 @@ def intercepted_attention(model: PreTrainedModel, interceptor: AttentionIntercep
     """
     if not is_exchangeable(model):
         raise TesseraError(
-            f"inspection: model must compute its attention by transformers' AttentionInterface; {type(model).__name__} "
-            "does not. Its weights can be seen, but no head or pair left out."
+            "inspection: model must compute its attention by transformers' AttentionInterface, by softmax without caps and "
+            f"sinks; {type(model).__name__} does not. Its weights can be seen, but no head or pair left out."
         )
     before = model.config._attn_implementation
     AttentionInterface.register(NAME, _attend)
+    AttentionMaskInterface.register(NAME, sdpa_mask)  # else there is no mask: sliding windows would see all pairs
     model.set_attn_implementation(NAME)
     _ACTIVE.interceptor = interceptor
     try:
@@ -41,8 +44,14 @@ def intercepted_attention(model: PreTrainedModel, interceptor: AttentionIntercep
 
 
 def is_exchangeable(model: PreTrainedModel) -> bool:
-    """Does the model compute its attention by transformers' `AttentionInterface`?"""
-    return model._can_set_attn_implementation()
+    """Does the model compute its attention by transformers' `AttentionInterface`, and so that `_attend` does the same?
+
+    Not with one of our kernels, with soft-capped scores (Gemma 2) or with sinks, for which there is no SDPA (GPT-OSS).
+    """
+    config = model.config.get_text_config()
+    is_softmax = config._attn_implementation not in ATTENTION_KERNELS
+    has_caps = getattr(config, "attn_logit_softcapping", None) is not None
+    return model._can_set_attn_implementation() and model._supports_sdpa and is_softmax and not has_caps
 
 
 @contextmanager

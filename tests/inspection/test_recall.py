@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, MistralConfig
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 import tessera
@@ -104,6 +104,38 @@ def test_attention_of_transformers_is_what_transformers_say(config):
     for recall, attention in zip(recalls, attentions):
         torch.testing.assert_close(recall.weights, attention[0][:, queries], rtol=0, atol=1e-5)
         assert recall.num_pairs.tolist() == [1, 4, 20]
+
+
+GROUPED = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8}
+GROUPED |= {"num_key_value_heads": 1, "intermediate_size": 32, "sliding_window": 4}
+
+
+@pytest.mark.parametrize(
+    ("config", "implementation"),
+    [(MistralConfig(**GROUPED), "sdpa"), (Gemma2Config(**GROUPED, attn_logit_softcapping=0.1), "eager")],
+    ids=["sliding windows", "soft caps"],
+)
+def test_windows_and_caps_of_attention_are_seen(config, implementation):
+    model = build(config)
+    for layer in model.model.layers:
+        torch.nn.init.normal_(layer.self_attn.q_proj.weight)
+    model.set_attn_implementation(implementation)
+    losses = loss_of(model, IDS)
+    recalls = recall_weights(model, IDS, queries=[3, 19])
+    model.set_attn_implementation("eager")
+    output = model(IDS, output_attentions=True)
+    for recall, attention in zip(recalls, output.attentions):
+        torch.testing.assert_close(recall.weights, attention[0][:, [3, 19]], rtol=0, atol=1e-5)
+    assert recalls[0].num_pairs.tolist() == [4, 4]
+    expected = cross_entropy(output.logits[0, :-1], IDS[0, 1:], reduction="none")
+    torch.testing.assert_close(losses[1:], expected)
+
+
+def test_a_head_is_not_left_out_of_attention_that_would_be_another():
+    model = build(MistralConfig(**GROUPED))
+    model.set_attn_implementation("tessera_biweight")
+    with pytest.raises(TesseraError, match="MistralForCausalLM does not"):
+        loss_of(model, IDS, Removal(find_sites(model)[0], head=0))
 
 
 def test_the_model_is_as_before():
