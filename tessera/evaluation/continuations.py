@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tessera.base.errors import expect
-from tessera.models.carried_state import last_logits
+from tessera.models.carried_state import last_logits, reads_on
 from tessera.models.causality import evaluating
 from tessera.models.forking import fork, state_bytes
 
@@ -197,7 +197,7 @@ class Reader:
         alignment = getattr(model.config, "segment_alignment", "left")  # others cut a text by its length
         self._is_cut_by_length = alignment != "left"
         takes_state = "past_key_values" in inspect.signature(model.forward).parameters
-        self.continues = takes_state and not self._is_cut_by_length
+        self.continues = takes_state and not self._is_cut_by_length and reads_on(model)
         self._last_logits = last_logits(model)
         self._vocabulary = model.config.get_text_config().vocab_size
 

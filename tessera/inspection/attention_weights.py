@@ -28,8 +28,8 @@ def intercepted_attention(model: PreTrainedModel, interceptor: AttentionIntercep
     """
     if not is_exchangeable(model):
         raise TesseraError(
-            "inspection: model must compute its attention by transformers' AttentionInterface, by softmax without caps and "
-            f"sinks; {type(model).__name__} does not. Its weights can be seen, but no head or pair left out."
+            "inspection: model must compute its attention by transformers' AttentionInterface, by softmax without caps "
+            f"and sinks; {type(model).__name__} does not. Its weights can be seen, but no head or pair left out."
         )
     before = model.config._attn_implementation
     AttentionInterface.register(NAME, _attend)

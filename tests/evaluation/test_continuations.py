@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import JambaConfig, JambaForCausalLM
 
 from tessera.base.errors import TesseraError
 from tessera.evaluation import continuations
@@ -10,6 +11,19 @@ from tessera.models.forking import fork, state_bytes, state_numbers
 from tests.covering import each_value, some
 from tests.models.contract import CASES, VOCABULARY, tokens
 from tests.tolerances import REORDERED_FLOAT64
+
+
+def test_a_recurrence_that_loses_its_state_reads_each_text_at_once():
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "attn_layer_period": 2, "attn_layer_offset": 1}
+    model = JambaForCausalLM(JambaConfig(**sizes, **heads, num_experts=1, mamba_d_state=4, mamba_dt_rank=4)).eval()
+    for layer in (layer.mamba for layer in model.model.layers if hasattr(layer, "mamba")):
+        torch.nn.init.normal_(layer.x_proj.weight)
+    shots, *choices = drawn(30, 3, 4)
+    asked = [Request(shots, choice) for choice in choices]
+    for request, likelihood in zip(asked, continuation_likelihoods(model, asked)):
+        assert likelihood.log_likelihood == pytest.approx(expected(model, request)[0], abs=1e-4)
 
 
 def drawn(*lengths):
