@@ -48,11 +48,12 @@ def documents_of_file(
 def documents_of_json_lines(path: Path, column: str, piece_bytes: int = PIECE_BYTES) -> Iterator[Iterator[str]]:
     """Documents of a file with one JSON value a line: a text, or an object whose `column` is the text.
 
+    Empty texts are no documents, as in data sets and between separators.
     Raises `TesseraError` naming the line that is neither.
     """
     for number, line in enumerate(_parts(text_of_file(path, piece_bytes), "\n"), 1):
-        if line.strip():
-            yield iter([_text_of_json(line, column, f"{path}: line {number}")])
+        if line.strip() and (text := _text_of_json(line, column, f"{path}: line {number}")):
+            yield iter([text])
 
 
 def text_of_file(path: Path, piece_bytes: int = PIECE_BYTES) -> Iterator[str]:

@@ -114,6 +114,11 @@ def test_text_that_ends_inside_a_character_is_refused(tmp_path):
         read(tmp_path / "file.txt")
 
 
+def test_empty_json_texts_are_no_documents(tmp_path):
+    (tmp_path / "file.jsonl").write_text('"one"\n""\n{"text": ""}\n"two"\n')
+    assert [list(one) for one in documents_of_json_lines(tmp_path / "file.jsonl", "text")] == [["one"], ["two"]]
+
+
 @pytest.mark.parametrize("piece", [3, 1000])
 def test_json_lines_hold_texts_or_objects(tmp_path, piece):
     lines = [json.dumps("a\nb"), "", json.dumps({"story": "c", "id": 1})]
