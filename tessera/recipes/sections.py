@@ -130,7 +130,9 @@ class TrainingSection:
     batch_size: int = option(32, "sequences of one step, over all processes and micro-batches together")
     micro_batch_size: int | None = option(None, "sequences that a process reads at once; null: all of its share")
     learning_rate: float = option(1e-3, "the largest learning rate, which the warm-up leads to")
-    min_learning_rate: float = option(0.0, "the learning rate of the last step, to which a cosine leads down")
+    min_learning_rate: float = option(
+        0.0, "the learning rate to which a cosine leads down; the last step is one short of it"
+    )
     warmup_steps: int = option(
         100, "steps in which the learning rate rises from 0; where there are fewer, a tenth of them"
     )
