@@ -57,9 +57,14 @@ def _recall_width(config: PreTrainedConfig) -> int:
 
 
 def multiplying_weights(model: PreTrainedModel) -> int:
-    """Numbers in the matrices that a token is multiplied with."""
+    """Numbers in the matrices that a token is multiplied with; of experts, in those that it is sent to."""
     tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
-    matrices = sum(weight.numel() for weight in model.parameters() if weight.dim() >= 2 and weight not in tables)
+    weights = {name: w for name, w in model.named_parameters() if w.dim() >= 2 and w not in tables}
+    text = model.config.get_text_config()
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    experts = next((number for name in names if (number := getattr(text, name, None))), 1)
+    used = min(experts, getattr(text, "num_experts_per_tok", None) or experts)
+    matrices = sum(w.numel() * used // experts if ".experts." in name else w.numel() for name, w in weights.items())
     read_out = model.get_output_embeddings()
     is_tied = read_out is not None and read_out.weight in tables
     return matrices + (read_out.weight.numel() if is_tied else 0)
@@ -68,12 +73,22 @@ def multiplying_weights(model: PreTrainedModel) -> int:
 def pairs_per_query(config: PreTrainedConfig, context: int) -> list[int]:
     """The largest number of pairs that each kind of memory (or attention) of a layer compares with a query.
 
-    A configuration answers by its own `pairs_per_query(context)`; attention sees the whole context. Raises
-    `TesseraError` for a model that has neither.
+    A configuration answers by its own `pairs_per_query(context)`; attention sees the whole context, in layers with a
+    sliding window that alone: the mean over layers. Raises `TesseraError` for a model that has neither.
     """
     if hasattr(config, "pairs_per_query"):
         return config.pairs_per_query(context)
     has_attention = getattr(config.get_text_config(), "num_attention_heads", None)
     advice = "Its configuration may answer by a method pairs_per_query(context)."
     expect(bool(has_attention), "flops_per_token", "config", "be of a model with attention", config.model_type, advice)
-    return [context]
+    share, window = sliding_share(config), getattr(config.get_text_config(), "sliding_window", None)
+    return [round(share * min(context, window or context) + (1 - share) * context)]
+
+
+def sliding_share(config: PreTrainedConfig) -> float:
+    """The share of a transformer's layers whose attention sees a sliding window alone."""
+    text = config.get_text_config()
+    if getattr(text, "sliding_window", None) is None:
+        return 0.0
+    kinds = getattr(text, "layer_types", None) or ["sliding_attention"]
+    return kinds.count("sliding_attention") / len(kinds)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, MistralConfig, MixtralConfig
 
 from tessera.evaluation.accounting import account
 from tessera.memories.linear_attention import VARIANTS
@@ -69,6 +69,26 @@ def test_linear_attention_costs_the_same_behind_any_context_and_keeps_no_more(va
     assert counter.get_total_flops() == pytest.approx(short.flops_per_token, rel=0.02)
     assert long.flops_per_token == short.flops_per_token
     assert long.state_bytes_per_1000_tokens == 0
+
+
+def test_sliding_windows_and_experts_that_are_not_used_cost_nothing():
+    sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    whole, narrow = (MistralConfig(**sizes, sliding_window=window) for window in (None, 8))
+    ids = torch.zeros(1, LENGTH, dtype=torch.long)
+    narrow._attn_implementation = "eager"
+    model = AutoModelForCausalLM.from_config(narrow).eval()
+    cache = model(ids, use_cache=True).past_key_values
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(ids[:, :1], past_key_values=cache, use_cache=True)
+    assert account(narrow, LENGTH).flops_per_token == counter.get_total_flops()
+    assert account(narrow, LENGTH).state_bytes_per_1000_tokens == 0
+    half = Gemma2Config(**sizes, sliding_window=8)
+    assert account(half, LENGTH, torch.float32).state_bytes_per_1000_tokens == 1000 * 2 * 2 * 8 * 4
+    experts = MixtralConfig(**sizes, num_local_experts=8, num_experts_per_tok=2)
+    of_one = 3 * 32 * 48  # the weights of an expert
+    more = 2 * 2 * (of_one + 8 * 32)  # of two layers: another expert for each token, and the router
+    assert account(experts, LENGTH).flops_per_token == account(whole, LENGTH).flops_per_token + more
 
 
 def test_nothing_is_allocated():
