@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from tessera.base.errors import expect
-from tessera.models.carried_state import last_logits, read_on
+from tessera.models.carried_state import last_logits, read_on, reads_on
 from tessera.models.forking import fork
 from tessera.models.recurrence.state import MemoryState
 from tessera.ops.linear_cross_entropy import IGNORED
@@ -90,7 +90,10 @@ def score_answers(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tenso
         output = _output_for(model, questions.flatten(0, 1), labels.flatten(0, 1), carried, skip_logits=False)
         return output.loss, count, _right(output.logits, batch)
     logits_alone, last, state = _asked_alone(model, batch)
-    logits = torch.cat([last, read_on(model, questions.flatten(1), state)[0][:, :-1]], 1)
+    if state is None:
+        logits = model(torch.cat([contexts, questions.flatten(1)], 1)).logits[:, contexts.shape[1] - 1 : -1]
+    else:
+        logits = torch.cat([last, read_on(model, questions.flatten(1), state)[0][:, :-1]], 1)
     logits = logits if logits.dtype == torch.float64 else logits.float()
     return (
         cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"),
@@ -100,10 +103,16 @@ def score_answers(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tenso
 
 
 def _asked_alone(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tensor, Any]:
-    """Logits of the questions, and what the contexts left: logits of their last token and the state."""
+    """Logits of the questions, and what the contexts left: logits of their last token and the state.
+
+    A model that loses its state (`reads_on`) reads each question with its context, and leaves None.
+    """
     contexts, questions, _ = _on_device(model, batch)
-    logits, state = read_on(model, contexts, None, **last_logits(model))
     rows = torch.arange(len(contexts)).repeat_interleave(questions.shape[1])
+    if not reads_on(model):
+        logits = model(torch.cat([contexts[rows], questions.flatten(0, 1)], 1)).logits
+        return logits[:, contexts.shape[1] :], logits[:, contexts.shape[1] - 1 : contexts.shape[1]], None
+    logits, state = read_on(model, contexts, None, **last_logits(model))
     return read_on(model, questions.flatten(0, 1), fork(state, rows))[0], logits[:, -1:], state
 
 

@@ -91,7 +91,7 @@ def reads_on(model: Any) -> bool:
 
     Tried on models of others that have a recurrence.
     """
-    if isinstance(model.config, StrictConfig) or not model._is_stateful:
+    if not getattr(model, "_is_stateful", False) or isinstance(model.config, StrictConfig):
         return True
     ids = torch.arange(24, device=model.device)[None] % model.config.get_text_config().vocab_size
     with evaluating(model):

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
-from transformers import AutoModelForCausalLM, GPTNeoXConfig
+from transformers import AutoModelForCausalLM, GPTNeoXConfig, JambaConfig, JambaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tessera.base.errors import TesseraError
-from tessera.evaluation.questions import answer_loss, right_answers, score_answers
+from tessera.evaluation.questions import answer_loss, question_logits, right_answers, score_answers
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.lstm import LSTMConfig, LSTMState
 from tessera.models.memory_mosaic import MemoryMosaicConfig
@@ -96,6 +96,22 @@ def test_loss_and_right_answers_share_one_reading(monkeypatch):
     monkeypatch.setattr(type(model), "forward", seen)
     score_answers(model, batch)
     assert read == [tuple(batch.contexts.shape), (12, batch.questions.shape[-1])]
+
+
+def test_a_model_that_loses_its_state_reads_each_question_with_its_context():
+    batch = BABILong("qa1", vocab_size=VOCABULARY, facts_share=0.6).question_batch(3, 4, 40, 0, "train")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "attn_layer_period": 2, "attn_layer_offset": 1}
+    settings = {**sizes, **heads, "num_experts": 1, "mamba_d_state": 4, "mamba_dt_rank": 4, "initializer_range": 0.5}
+    model = JambaForCausalLM(JambaConfig(**settings)).eval()
+    with torch.no_grad():
+        rows = torch.cat([batch.contexts.repeat_interleave(4, 0), batch.questions.flatten(0, 1)], 1)
+        expected = model(rows).logits[:, 40:]
+        torch.testing.assert_close(question_logits(model, batch), expected, rtol=0, atol=1e-4)
+        total, count, _ = score_answers(model, batch)
+        torch.testing.assert_close(total, answer_loss(model, batch)[0], rtol=1e-5, atol=0)
+    assert count > 0
 
 
 @pytest.mark.parametrize("name", ["memory_mosaic", "gpt_neox", "lstm"])
