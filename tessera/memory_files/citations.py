@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 PLACES = 64  # tokens with the largest weights, around which passages are looked for
 AROUND = 256  # tokens on either side in which a passage's ends are looked for
 TRIED = 8  # passages that are left out in turn
-# White space belongs to the next sentence, as in most tokenizers to the next token.
-SENTENCE_END = re.compile(r"""[.!?]["'”’)\]]*(?=\s)|(?=\n\s*\n)""")
+# White space belongs to the next sentence, as in most tokenizers to the next token; Chinese and Japanese have none.
+SENTENCE_END = re.compile(r"""[.!?]["'”’)\]]*(?=\s)|[。！？]+["'”’）」』]*|(?=\n\s*\n)""")
 
 
 @dataclass(frozen=True)

@@ -247,6 +247,14 @@ def test_places_are_shares_of_a_text_in_any_script():
     assert [read.index(fact) / len(read) for fact in facts] == pytest.approx(stream.places, abs=0.01)
 
 
+def test_sentences_are_planted_between_chinese_ones_too():
+    text, facts = "国王住在这里。「他有两个儿子！？」王后吃了蛋糕。" * 3000, ["A.", "B.", "C."]
+    stream = PlantedText(pieces_of(text), len(text.encode()), facts, 0)
+    read = "".join(stream)
+    assert all(read[read.index(fact) - 1] in "。」" for fact in facts)
+    assert max(stream.places) < 1, "not behind the text"
+
+
 def test_several_texts_are_read_in_turn(tessera, refused, wrapped, tmp_path):
     parts = {
         "first.txt": "a king had",

@@ -59,6 +59,13 @@ def test_the_sentence_that_carried_an_answer_is_cited(tmp_path):
     assert "not in this text" in answer.sources()
 
 
+def test_sentences_of_chinese_and_japanese_end_without_white_space():
+    memory = Memory(make("v1"), byte_tokenizer()).read("国王住在这里。「他有两个儿子！？」王后吃了蛋糕。没人看见", "书")
+    answer = memory.ask("谁", replace(GREEDY, max_new_tokens=2), cite=9)
+    sentences = [citation.text for citation in sorted(answer.citations, key=lambda citation: citation.first)]
+    assert sentences == ["国王住在这里。", "「他有两个儿子！？」", "王后吃了蛋糕。", "没人看见"]
+
+
 def test_passages_do_not_overlap(tmp_path):
     """Where no sentence ends for more tokens than are looked at; the page marks all of them."""
     memory = Memory(make("v1"), byte_tokenizer()).read("no end of it " * 80, "one")

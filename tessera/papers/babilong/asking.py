@@ -1,5 +1,6 @@
 """What `tessera ask` does with BABILong: facts planted in a text, and scored samples."""
 
+import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 SHOT_FACTS = 8  # at most, of the stories that stand before a sample
+# Also of Chinese and Japanese sentences, which have no white space behind them.
+ANY_SENTENCE_END = re.compile(rf"{SENTENCE_END.pattern}|[。！？]+[”’）」』]*\s*")
 
 
 class PlantedText:
@@ -51,7 +54,7 @@ class PlantedText:
             while self._pending and self._pending[0][0] * self.size <= position + len(data):
                 place, fact = self._pending[0]
                 before = data[: max(0, int(place * self.size) - position)].decode(errors="ignore")
-                end = SENTENCE_END.search(piece, max(begin, len(before)))
+                end = ANY_SENTENCE_END.search(piece, max(begin, len(before)))
                 if end is None:  # the sentence goes on in the next piece
                     break
                 parts += [piece[begin : end.end()], f"{fact} "]
