@@ -84,6 +84,7 @@ def test_questions_of_babilong_that_its_rules_do_not_answer(kind):
 def test_an_answer_may_say_so_in_the_file_and_files_may_be_packed_or_lists(tmp_path):
     own = rows()
     own[3]["answer"] = "Not in this text."
+    own.append(own[9])  # the same answer twice
     (tmp_path / "a.json").write_text(json.dumps(own[:6]))
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, own[6:])).encode()))
     task = OwnQuestions(file=str(tmp_path), vocab_size=300, absent=0.0)
@@ -103,6 +104,9 @@ def test_refusals(file, tmp_path):
 
     refused("must hold at least 10 texts; got 9", "\n".join(map(json.dumps, rows(9))))
     refused("row 1 must hold the texts text, question, answer", '{"text": "a", "question": "b"}')
+    again = {**rows()[3], "question": " what is  BOX 3?", "answer": "Red"}
+    two = r"must have one answer to 'what is  BOX 3\?' of one text; got 'Dark black' and 'Red'. Leave one of them out."
+    refused(two, "\n".join(map(json.dumps, [*rows(), again])))
     refused("must be a JSON list or JSON lines", "text,question,answer\n")
     refused("this is a PDF; pdftotext makes text of it", b"%PDF-1.7")
     refused("pandoc makes text of these", b"PK\x03\x04 docx")

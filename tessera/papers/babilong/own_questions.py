@@ -40,7 +40,8 @@ class OwnQuestions(BABILong):
         noise, test_noise, facts_share, split_facts, vocab_size, tokenizer, from_memory: as in BABILong. The other
             settings are of its grammar, and refused.
     Raises:
-        TesseraError: files that cannot be read, fewer than ten texts, a vocabulary without some of their words.
+        TesseraError: files that cannot be read, fewer than ten texts, two answers to one question of a text, a
+            vocabulary without some of their words.
     """
 
     facts_share: float = 0.9
@@ -139,10 +140,15 @@ class _OwnTexts(NamedTuple):
 def _read(name: str, files: tuple[tuple[Path, int], ...]) -> _OwnTexts:
     """`files`, known by when they were written, too."""
     questions: dict[str, list[Question]] = {}
+    answers: dict[tuple[str, str], str] = {}
     for row in chain.from_iterable(read_samples(path, FIELDS) for path, _ in files):
         answer = row.target.strip()
         answer = NOT_IN_TEXT if answer.lower().rstrip(".") == NOT_IN_TEXT else answer
-        questions.setdefault(" ".join(row.input.split()), []).append(Question(row.question.strip(), answer))
+        text, question = " ".join(row.input.split()), row.question.strip()
+        known = answers.setdefault((text, " ".join(question.lower().split())), answer)
+        needed, got = f"have one answer to {question[:80]!r} of one text", f"{known[:80]!r} and {answer[:80]!r}"
+        expect(known.lower() == answer.lower(), "questions", name, needed, got, "Leave one of them out.")
+        questions.setdefault(text, []).append(Question(question, answer))
     expect(len(questions) >= FEWEST, "questions", name, f"hold at least {FEWEST} texts", len(questions))
     shuffled = sorted(questions, key=lambda text: Random(text).random())
     tenth_of = {text: 10 * rank // len(shuffled) for rank, text in enumerate(shuffled)}
