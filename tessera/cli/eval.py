@@ -40,7 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     meaning = "number format of the products; auto: bf16 where the hardware multiplies in it (default: fp32)"
     parser.add_argument("--precision", choices=("auto", "bf16", "fp32"), default="fp32", help=meaning)
     text = parser.add_argument_group("on text")
-    text.add_argument("--data", nargs="+", help="the text to read (default: what the run was validated on)")
+    meaning = "the text to read; *.jsonl are JSON lines (default: what the run was validated on)"
+    text.add_argument("--data", nargs="+", help=meaning)
     text.add_argument("--split", help="which split of the stories or of a dataset to read (default: validation)")
     meaning = "cut the text into sequences of so many tokens (default: as the run did, else 512)"
     text.add_argument("--context", type=context_length, help=meaning)

@@ -66,7 +66,7 @@ def text_source(
         `owner/name`, or `hf://` and any name or path that `datasets.load_dataset` takes. Files may be packed by gzip.
     split : "train", "validation", ...: the books of `stories`, or the dataset's split. Files have no splits.
     text_column, subset : of a Hugging Face dataset; `text_column` also of JSON lines.
-    format : of files: "text", or "json_lines" (each line a JSON text, or an object with `text_column`).
+    format : of your files: "text", or "json_lines" (each line a JSON text, or an object with `text_column`).
     separator : the line or mark between documents in a file, for example `<|endoftext|>`; None: a file is a document.
 
     Raises `TesseraError` when the text does not exist or cannot be read.
@@ -78,7 +78,7 @@ def text_source(
     if isinstance(spec, str) and format == "text" and _is_hub_name(spec):
         return TextSource(*dataset_source(spec, subset, split, text_column), has_splits=True)
     name = spec if isinstance(spec, str) else ", ".join(spec)
-    if format == "json_lines":
+    if format == "json_lines" and not (isinstance(spec, str) and spec in BUNDLED):
         return _file_source(name, text_files(spec, JSON_ENDINGS), separator, text_column)
     return _file_source(name, text_files(spec), separator)
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from tessera.base.dataclass_io import from_json
 from tessera.base.errors import TesseraError, expect
 from tessera.base.yaml_files import read_yaml
-from tessera.data.sources import text_source
+from tessera.data.sources import JSON_ENDINGS, text_source
 from tessera.evaluation.loss import EvaluationText
 from tessera.recipes.sections import DataSection
 from tessera.tasks.question_answering import QuestionTask, question_task
@@ -57,6 +57,15 @@ def _recipe_and_data(folder: str | Path) -> tuple[dict[str, Any], DataSection | 
         raise TesseraError(f"{path}: cannot be read as a recipe ({reason}).") from None
 
 
+def _format_of(names: list[str], section: DataSection) -> str:
+    """How files are written: as the run's where they end as those do, or are folders; else as their endings say."""
+    own = [section.source] if isinstance(section.source, str) else section.source
+    endings, of_run = ({Path(name.lower().removesuffix(".gz")).suffix for name in group} for group in (names, own))
+    if endings <= of_run | {""}:
+        return section.format
+    return "json_lines" if endings <= {*JSON_ENDINGS, ""} else "text"
+
+
 def evaluation_text(
     folder: str | Path,
     data: list[str] | None = None,
@@ -68,7 +77,8 @@ def evaluation_text(
     """The text `data`, or by default the validation text of the run in `folder`, cut as the run cuts it.
 
     Args:
-        data: what a recipe's data.source can be. split: of stories or a dataset (default: its validation split).
+        data: what a recipe's data.source can be; files that do not end as the run's are JSON lines where they end so,
+            else text. split: of stories or a dataset (default: its validation split).
         context: tokens per sequence (default: the run's, else 512, or `longest` where that is less).
     Raises:
         TesseraError: no such text, a split of files, or a folder without a recipe when `data` is None.
@@ -79,7 +89,10 @@ def evaluation_text(
     if section is None:
         section = DataSection(context=min(longest or 512, 512))
     if data is not None:
-        section = replace(section, source=data[0] if len(data) == 1 else data, validation=None)
+        written = _format_of(data, section)
+        separator = section.separator if written == "text" else None
+        named = data[0] if len(data) == 1 else data
+        section = replace(section, source=named, validation=None, format=written, separator=separator)
     section = replace(section, context=context or section.context)
     problems = [f"eval: data.{name} {message}" for name, message in section.problems()]
     if problems:

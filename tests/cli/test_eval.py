@@ -71,6 +71,28 @@ def test_a_split_of_files_is_refused(refused, run_folder, corpus):
     refused(message, "eval", run_folder, "--split", "test", "--data", corpus)
 
 
+def test_files_are_read_by_their_endings_where_these_are_not_the_runs(tessera, refused, run_folder, corpus, tmp_path):
+    """A run that was trained on JSON lines reads a book, and one that was trained on a book reads JSON lines."""
+    text, rows = corpus.read_text(), tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"text": text}))
+    (trained_on_rows := tmp_path / "run").mkdir()
+    for file in run_folder.iterdir():
+        if file.is_file():
+            (trained_on_rows / file.name).write_bytes(file.read_bytes())
+    recipe = (run_folder / "recipe.yaml").read_text().replace(f"source: {corpus}", f"source: {rows}")
+    (trained_on_rows / "recipe.yaml").write_text(recipe.replace("format: text", "format: json_lines"))
+    reports = [
+        json.loads(tessera("eval", run, "--data", data, "--json")[1])
+        for run in (run_folder, trained_on_rows)
+        for data in (corpus, rows)
+    ]
+    assert len({report["loss"] for report in reports}) == 1
+    options = ("--data", "novels", "--sequences", 1)
+    assert tessera("eval", trained_on_rows, *options) == tessera("eval", run_folder, *options)
+    (tmp_path / "other.json").write_text("A book.")
+    refused("other.json: line 1 must be JSON", "eval", trained_on_rows, "--data", tmp_path / "other.json")
+
+
 def test_several_models_in_one_table_and_one_figure(tessera, run_folder, transformer, corpus, tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr(
