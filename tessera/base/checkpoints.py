@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tessera.base.errors import first_line
 from tessera.base.files import remove, sync
 
 FOLDER, TEMPORARY, MANIFEST = "checkpoints", "draft.tmp", "complete.json"
@@ -63,7 +64,7 @@ def differences(folder: Path, record: Any) -> str | None:
         except FileNotFoundError:
             return f"{name} is missing"
         except (OSError, ValueError) as error:
-            return f"{name} cannot be read ({error})"
+            return f"{name} cannot be read ({first_line(error)})"
     return None
 
 

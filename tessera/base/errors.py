@@ -1,6 +1,7 @@
 """Errors for users: one line that says where, what was expected, what came, and what to do."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -35,8 +36,13 @@ def expect_text(text: str, where: str) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """What another library's exception says, in one line without its full stop; its name when it says nothing."""
-    lines = str(error).strip().splitlines()
+    """What an exception of another library or the system says, in one line without its full stop and the system's
+    number; its name when it says nothing.
+
+    >>> first_line(FileNotFoundError(2, "No such file or directory", "book.txt"))
+    "No such file or directory: 'book.txt'"
+    """
+    lines = re.sub(r"^\[(Errno|WinError) -?\d+\] ", "", str(error).strip()).splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__
 
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from tessera.base.errors import expect
-from tessera.base.files import expect_output
+from tessera.base.files import expect_output, expect_plain_file
 from tessera.cli.options import of_each, positive_int
 
 
@@ -48,6 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     from tessera.models.saving.loading import load_model, load_tokenizer
 
     expect(arguments.text or arguments.memory, "inspect", "--text or --memory", "be given", "neither")
+    for path in arguments.text:
+        expect_plain_file(path, "inspect", "--text")
     pages = len(arguments.models) * max(1, len(arguments.text))
     expect(arguments.save is None or pages == 1, "inspect", "--save", "be given with one model and one text", pages)
     expect_output(arguments.output, "inspect", "--output", is_page, "a page")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tessera.base.checkpoints import checksum
-from tessera.base.errors import TesseraError
+from tessera.base.errors import TesseraError, first_line
 from tessera.base.files import remove, sync, writing
 from tessera.base.locks import folder_shared
 from tessera.data.encoding import encoded_pieces
@@ -143,7 +143,7 @@ def _open(folder: Path, name: str) -> tuple[TokenStore | None, str]:
     except FileNotFoundError as error:
         return None, f"{Path(error.filename).name} is missing" if folder.exists() else ""
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        return None, f"it cannot be read ({error})"
+        return None, f"it cannot be read ({first_line(error)})"
     return TokenStore(folder, description), ""
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from huggingface_hub import constants
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from tessera.base.errors import TesseraError, expect
+from tessera.base.errors import TesseraError, expect, first_line
 from tessera.base.files import expect_new_folder, new_folder, writing
 from tessera.models.saving.loading import WEIGHTS
 
@@ -52,7 +52,7 @@ def _unpack(source: Path, draft: Path) -> None:
         packed = AutoModelForCausalLM.from_pretrained(source, gguf_file=FILE, local_files_only=True, dtype="float32")
         tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=FILE, local_files_only=True)
     except (ValueError, OSError, KeyError) as error:
-        raise TesseraError(f"models get smollm2: {source / FILE} cannot be read ({error}).") from error
+        raise TesseraError(f"models get smollm2: {source / FILE} cannot be read ({first_line(error)}).") from error
     # A model that was read from GGUF refuses to be saved; one of the same weights does not.
     settings = {k: v for k, v in packed.config.to_dict().items() if k not in ("quantization_config", "_name_or_path")}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))

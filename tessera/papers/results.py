@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera.base.dataclass_io import from_json, to_json
-from tessera.base.errors import TesseraError
+from tessera.base.errors import TesseraError, first_line
 from tessera.base.files import expect_writable, write_text_atomically
 from tessera.base.locks import folder_held
 from tessera.papers.experiment import EXPERIMENTS, Record
@@ -36,9 +36,8 @@ class ResultsFile:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise TesseraError(
-                f"{self.path.parent}: --output must be a folder that can be written; got {error}"
-            ) from None
+            got = f"{self.path.parent} ({error.strerror})"
+            raise TesseraError(f"reproduce: --output must be a folder that can be written; got {got}.") from None
         expect_writable(self.path, "reproduce", "--output")
 
     def read(self) -> dict[str, Record]:
@@ -50,7 +49,8 @@ class ResultsFile:
             stored = json.loads(self.path.read_text(encoding="utf-8"))
             header, runs = stored["header"], {key: Record(**record) for key, record in stored["runs"].items()}
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise TesseraError(f"{self.path}: must be a results file of Tessera; got {error!r}. {advice}") from None
+            got = f"{type(error).__name__}: {first_line(error)}"
+            raise TesseraError(f"{self.path}: must be a results file of Tessera; got {got}. {advice}") from None
         if header != self.header():
             raise TesseraError(f"{self.path}: must be of {self.header()}; got {header}. {advice}")
         settings = EXPERIMENTS[self.experiment].settings

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tessera.base.checkpoints import tensor_checksum
-from tessera.base.errors import TesseraError, expect
+from tessera.base.errors import TesseraError, expect, first_line
 from tessera.base.files import expect_plain_file, write_atomically, writing
 from tessera.recall.index import PairIndex
 from tessera.recall.leaves import LEAF, Leaves
@@ -59,7 +59,9 @@ def open(path: str | Path, verify: bool = False) -> PairIndex:
     except TesseraError:
         raise
     except Exception as error:  # safetensors raises its own, the system's, and Rust's
-        raise TesseraError(f"recall.open: path must be a saved index; got {str(path)!r} ({error}).") from None
+        raise TesseraError(
+            f"recall.open: path must be a saved index; got {str(path)!r} ({first_line(error)})."
+        ) from None
     if verify and tensor_checksum(tensors) != described.get("crc32"):
         raise TesseraError(f"recall.open: path must be an index as it was saved; got {str(path)!r}, which was changed.")
     return index

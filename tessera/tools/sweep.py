@@ -107,7 +107,8 @@ def outcome(point: Point, folder: Path, problem: str) -> dict[str, Any]:
             numbers = json.loads((folder / RESULT).read_text(encoding="utf-8"))["result"]
         known = {name: numbers.get(name) for name in NUMBERS}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise TesseraError(f"{folder / RESULT}: cannot be read as a run's result ({error!r}). Delete it.") from None
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise TesseraError(f"{folder / RESULT}: cannot be read as a run's result ({reason}). Delete it.") from None
     return {"values": dict(point.values), "folder": str(folder), **known, "problem": problem}
 
 

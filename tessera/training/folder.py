@@ -22,7 +22,7 @@ import yaml
 
 from tessera.base.checkpoints import FOLDER, MANIFEST, TEMPORARY, checkpoints, describe, differences, latest_complete
 from tessera.base.dataclass_io import read_dataclass
-from tessera.base.errors import TesseraError
+from tessera.base.errors import TesseraError, first_line
 from tessera.base.files import remove, sync, write_text_atomically, writing
 from tessera.base.locks import held, is_lock_file
 from tessera.base.yaml_files import parse_yaml
@@ -179,8 +179,8 @@ def _recorded(run: Path) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise TesseraError(
-            f"{path}: must be what the run wrote; it cannot be read ({error}). Delete it to resume without comparing "
-            "the text with the one that the run began with."
+            f"{path}: must be what the run wrote; it cannot be read ({first_line(error)}). Delete it to resume "
+            "without comparing the text with the one that the run began with."
         ) from None
 
 

@@ -64,7 +64,7 @@ def test_page_and_trace(tessera, run_folder, corpus, tmp_path):
 def test_mistakes(tessera, run_folder, corpus, tmp_path):
     page = tmp_path / "page.html"
     for arguments, message in (
-        (["--text", tmp_path / "none.txt"], "cannot be read"),
+        (["--text", tmp_path / "none.txt"], "inspect: --text must be a file; got"),
         (["--text", corpus, "--share", "2"], "share must lie in"),
         (["--text", corpus, "--tokens", "1"], "at least two tokens"),
         ([], "--text or --memory must be given"),

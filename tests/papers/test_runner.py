@@ -1,6 +1,7 @@
 """Runs are done once, kept through failures and kills, and shown."""
 
 import json
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -152,7 +153,8 @@ def test_a_version_of_the_experiment_separates_results(go, toy):
 
 def test_an_output_that_is_a_file_is_told_before_anything_is_trained(go, toy, tmp_path):
     (tmp_path / "results").write_text("mine")
-    with pytest.raises(TesseraError, match="--output must be a folder that can be written; got"):
+    got = re.escape(f"got {tmp_path / 'results' / 'toy'} (Not a directory).")
+    with pytest.raises(TesseraError, match=f"^reproduce: --output must be a folder that can be written; {got}$"):
         go()
     assert not toy.executed
     assert (tmp_path / "results").read_text() == "mine"

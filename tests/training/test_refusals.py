@@ -190,6 +190,14 @@ def test_a_text_that_changed_is_noticed_on_resume(go, tmp_path):
     go(resume=True)  # written again, but the same
 
 
+def test_what_the_system_says_has_no_number(go, tmp_path):
+    go()
+    (tmp_path / "run" / "inputs.json").unlink()
+    (tmp_path / "run" / "inputs.json").mkdir()
+    with pytest.raises(TesseraError, match=r"it cannot be read \(Is a directory: .*\)\. Delete it"):
+        go(resume=True)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import DynamicCache, cache_utils
 
 from tessera.base.checkpoints import tensor_checksum
-from tessera.base.errors import TesseraError, expect
+from tessera.base.errors import TesseraError, expect, first_line
 from tessera.base.files import expect_plain_file, write_atomically
 from tessera.base.state import CLASSES, State
 
@@ -71,7 +71,8 @@ class StateFile:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
         except Exception as error:  # safetensors raises its own, the system's, and Rust's
-            raise TesseraError(f"{where}: {argument} must be a stored {what}; got {str(path)!r} ({error}).") from None
+            got = f"{str(path)!r} ({first_line(error)})"
+            raise TesseraError(f"{where}: {argument} must be a stored {what}; got {got}.") from None
         expect(KIND in metadata, where, argument, f"be a stored {what}", f"{str(path)!r}, another file")
         checksum, _, text = metadata[KIND].partition(" ")
         this_version, advice = f"be a {what} of version {THIS_VERSION}", "Read the text again."
