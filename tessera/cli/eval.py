@@ -24,6 +24,7 @@ from tessera.cli.options import (
     decay,
     image_file,
     measured_model,
+    num_examples,
     of_each,
     positive_int,
     refuse_options,
@@ -58,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     meaning = "change settings of the task, such as kind=qa2"
     task.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help=meaning)
     meaning = "score so many examples of each length (default: 256)"
-    task.add_argument("--examples", type=positive_int, help=meaning)
+    task.add_argument("--examples", type=num_examples, help=meaning)
     task.add_argument("--seed", type=seed, help="another seed draws other examples (default: 0)")
     harness = parser.add_argument_group("on tasks of lm-evaluation-harness")
     meaning = "the tasks, with commas between them, such as hellaswag,arc_easy"

@@ -152,7 +152,7 @@ def _signals_as_exceptions() -> Iterator[None]:
 def _is_out_of_memory(error: Exception) -> bool:
     """Python's, a GPU's, or what PyTorch says on CPUs, where it has no class of its own."""
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return named or "can't allocate memory" in str(error)
+    return named or any(sign in str(error) for sign in ("can't allocate memory", "Storage size calculation overflowed"))
 
 
 def _flush_or_abandon_output() -> None:

@@ -93,6 +93,7 @@ def repeated(verb: str, arguments: argparse.Namespace, *flags: str) -> str:
 
 positive_int = integer(1)
 whole_number = integer(0)
+num_examples = integer(1, 1_000_000)  # they are kept until all are scored
 context_length = integer(2)  # one token to read, one to predict
 seed = integer(0, LARGEST_SEED)
 positive_float = real(0, above=True)

@@ -23,6 +23,7 @@ from tessera.base.files import expect_output, expect_plain_file
 from tessera.cli.options import (
     add_measured_models,
     measured_model,
+    num_examples,
     of_each,
     positive_int,
     refuse_options,
@@ -50,13 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     meaning = 'call the classes "class 1", "class 2", ... so that their names tell nothing'
     shots.add_argument("--anonymous", action="store_true", help=meaning)
     meaning = "make so many prompts for each number of examples (default: 10)"
-    shots.add_argument("--contexts", type=positive_int, help=meaning)
-    shots.add_argument("--queries", type=positive_int, help="ask so many questions after each prompt (default: 10)")
+    shots.add_argument("--contexts", type=num_examples, help=meaning)
+    shots.add_argument("--queries", type=num_examples, help="ask so many questions after each prompt (default: 10)")
     documents = parser.add_argument_group("questions about documents")
     documents.add_argument("--documents", metavar="DATA", help="the data set: squad or hotpotqa")
     meaning = "fill prompts with documents up to so many tokens (default: 4096)"
     documents.add_argument("--lengths", nargs="+", type=positive_int, help=meaning)
-    documents.add_argument("--questions", type=positive_int, help="ask so many questions at each length (default: 100)")
+    documents.add_argument("--questions", type=num_examples, help="ask so many questions at each length (default: 100)")
 
 
 def run(arguments: argparse.Namespace) -> int:

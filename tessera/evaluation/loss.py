@@ -167,6 +167,7 @@ def loss_by_position(
     """
     device = next(model.parameters()).device
     count = len(windows)
+    batch_size = min(batch_size, count)
     rounds = -(-count // (world_size * batch_size))
     length = windows[0]["input_ids"].numel()
     total = torch.zeros(length - 1, dtype=torch.float64, device=device)

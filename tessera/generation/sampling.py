@@ -18,6 +18,7 @@ from tessera.models.transformer import context_limit
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+MOST_BEAMS = 10_000  # each is a row of a batch
 LEAST_TEMPERATURE = 1e-6  # logits divided by less may overflow
 
 
@@ -43,6 +44,7 @@ class Sampling:
             is_number = isinstance(value, int | kind) and not isinstance(value, bool)
             requirement = f"be {'a whole number' if kind is int else 'a number'} of at least {least:d}, below 2^31"
             expect(is_number and least <= value < 2**31, "Sampling", name, requirement, repr(value))
+        expect(self.num_beams <= MOST_BEAMS, "Sampling", "num_beams", f"be at most {MOST_BEAMS:,}", self.num_beams)
         expect(0 < self.top_p <= 1, "Sampling", "top_p", "lie in (0, 1]", self.top_p)
 
     @property

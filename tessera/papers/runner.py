@@ -238,7 +238,7 @@ def reproduce(
     """
     experiment = EXPERIMENTS[name]
     for option, value in (("--seeds", selection.seeds), ("--workers", workers)):
-        expect(value is None or value >= 1, "reproduce", option, "be at least 1", value)
+        expect(value is None or 1 <= value <= 10_000, "reproduce", option, "lie in [1, 10,000]", value)
     planned = experiment.runs(selection)
     runs = [run for run in planned if only is None or fnmatchcase(run.key, only)]
     if not runs:

@@ -14,7 +14,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from tessera.base.errors import TesseraError, did_you_mean
+from tessera.base.errors import TesseraError, did_you_mean, expect
 from tessera.base.plugins import ADVICE
 from tessera.data.tokenizers import vocabulary_size
 from tessera.models import MODELS
@@ -185,11 +185,16 @@ def _unknown(section: dict[str, Any], known: set[str]) -> list[tuple[str, str]]:
 def _checked(entry: ModelEntry, arguments: dict[str, Any]) -> "PreTrainedConfig":
     """`entry.config(**arguments)`, with transformers' type errors as a `TesseraError` of one line."""
     try:
-        return entry.config(**arguments)
+        config = entry.config(**arguments)
     except TesseraError:
         raise
     except (TypeError, ValueError, StrictDataclassError) as error:
         raise TesseraError(" ".join(str(error).split())) from None
+    layers = getattr(config, "num_hidden_layers", 0)
+    name = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
+    is_possible = not isinstance(layers, int) or layers <= MOST_LAYERS
+    expect(is_possible, entry.maker.__name__, name, f"be at most {MOST_LAYERS:,}", layers)
+    return config
 
 
 def _try_building(config: "PreTrainedConfig") -> None:
@@ -203,4 +208,5 @@ def _try_building(config: "PreTrainedConfig") -> None:
         _BUILT.add(described)
 
 
+MOST_LAYERS = 10_000  # which are modules, also where a model is made without weights
 _BUILT: set[str] = set()

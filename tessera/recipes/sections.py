@@ -12,6 +12,7 @@ FORMATS = ("text", "json_lines")
 PRECISIONS = ("auto", "bf16", "fp32")
 ON_NONFINITE = ("stop", "skip")
 REPORTERS = ("tensorboard", "wandb")
+MOST_SEQUENCES = 1_000_000  # of a batch, whose sequences are in memory together
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ class TrainingSection:
 
     def problems(self) -> Problems:
         """(field, what is wrong) for every rule this section breaks."""
-        counts = "steps batch_size checkpoint_layers_every log_every evaluate_every evaluate_sequences checkpoint_every"
+        counts = "steps checkpoint_layers_every log_every evaluate_every evaluate_sequences checkpoint_every"
         micro, rate, report_to = self.micro_batch_size, self.learning_rate, self.report_to
         is_split = micro is None or (micro >= 1 and self.batch_size % micro == 0)
         names_each_once = set(report_to) <= set(REPORTERS) and len(set(report_to)) == len(report_to)
@@ -199,6 +200,7 @@ class TrainingSection:
                 (getattr(self, name) >= 1, name, "be a positive integer")
                 for name in (*counts.split(), "keep_checkpoints")
             ),
+            (1 <= self.batch_size <= MOST_SEQUENCES, "batch_size", f"lie in [1, {MOST_SEQUENCES:,}]"),
             (self.warmup_steps >= 0, "warmup_steps", "not be negative"),
             (is_split, "micro_batch_size", f"divide batch_size ({self.batch_size})"),
             (is_rate, "learning_rate", "lie in (0, 1e6]"),

@@ -32,6 +32,29 @@ def test_counts(tessera, verb, option, value):
 
 
 @pytest.mark.parametrize(
+    ("verb", "arguments", "message"),
+    [
+        ("train", ("tiny", "training.batch_size=1000000000"), "training.batch_size must lie in [1, 1,000,000]; got"),
+        ("plan", ("tiny", "training.batch_size=1000000000"), "training.batch_size must lie in [1, 1,000,000]; got"),
+        ("info", ("tiny", "model.num_layers=1000000000"), "model.num_layers must be at most 10,000; got 1000000000."),
+        ("info", ("tiny", "model={type: gpt2, n_layer: 1000000000}"), "model.n_layer must be at most 10,000; got"),
+        ("info", ("tiny", "model.hidden_size=1000000000000"), "tessera: out of memory"),
+        ("generate", ("RUN", "--prompt", "a", "--num-beams", "1000000000"), "num_beams must be at most 10,000; got"),
+        ("reproduce", ("three_moons", "--seeds", "1000000000"), "--seeds must lie in [1, 10,000]; got 1000000000."),
+        ("eval", ("RUN", "--task", "babilong", "--examples", "1000000000"), "--examples must be at most 1000000; got"),
+        ("prompts", ("RUN", "--contexts", "1000000000"), "--contexts must be at most 1000000; got 1000000000."),
+    ],
+)
+def test_counts_whose_memory_no_machine_has(refused, run_folder, verb, arguments, message):
+    refused(message, verb, *(run_folder if argument == "RUN" else argument for argument in arguments))
+
+
+def test_a_batch_is_as_large_as_the_text(tessera, run_folder):
+    """Rows that are not there take no memory."""
+    assert tessera("eval", run_folder, "--batch-size", 2**31 - 1) == tessera("eval", run_folder)
+
+
+@pytest.mark.parametrize(
     ("option", "value", "message"),
     [
         ("--temperature", "-0.1", "must be at least 0 and be finite; got -0.1."),

@@ -107,7 +107,7 @@ def test_a_failure_keeps_what_is_done(go, toy, tmp_path):
         ({"models": ("stepe",)}, "unknown model 'stepe'. Did you mean 'steep'?"),
         ({"kernels": ("gaussian",)}, "--kernels must be left out: there is no such choice; got gaussian."),
         ({"data": ("a=b",)}, "--data must be left out: it makes its own examples"),
-        ({"seeds": 0}, "--seeds must be at least 1; got 0."),
+        ({"seeds": 0}, "--seeds must lie in [1, 10,000]; got 0."),
     ],
 )
 def test_refusals(go, toy, selection, message):
