@@ -29,6 +29,7 @@ from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicPreTrai
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config, MemoryMosaicV2PreTrainedModel
 from tessera.models.prmt import PRMTConfig, PRMTForCausalLM
 from tessera.models.recurrence.modeling import SegmentedPreTrainedModel
+from tessera.models.recurrence.segment_loss import counted_as_used
 from tessera.models.rmt import RMTConfig, RMTForCausalLM
 
 
@@ -45,7 +46,7 @@ class SegmentedHiddenStates:
         options = {**keywords, "output_hidden_states": True, "skip_logits": True}
         output = super().forward(*arguments, **options)  # type: ignore[misc]
         result = BaseModelOutputWithPast(
-            last_hidden_state=output.hidden_states[-1],
+            last_hidden_state=counted_as_used(output.hidden_states[-1], self.memory_parameters()),  # type: ignore[attr-defined]
             past_key_values=output.past_key_values,
             hidden_states=output.hidden_states if shows_layers else None,
         )

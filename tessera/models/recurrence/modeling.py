@@ -40,7 +40,13 @@ from tessera.models.recurrence.collector import Collector
 from tessera.models.recurrence.configuration import SegmentedConfig
 from tessera.models.recurrence.layer_hooks import keep_last_hidden, leave_out_unneeded, wrap_layers
 from tessera.models.recurrence.reading import Reading, read
-from tessera.models.recurrence.segment_loss import SegmentLoss, balancing_weight, plain_lm_head, shifted_targets
+from tessera.models.recurrence.segment_loss import (
+    SegmentLoss,
+    balancing_weight,
+    counted_as_used,
+    plain_lm_head,
+    shifted_targets,
+)
 from tessera.models.recurrence.segment_runner import MemoryTokens, SegmentMemory, SegmentRunner
 from tessera.models.recurrence.segmented_input import (
     SegmentedInput,
@@ -195,6 +201,10 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         names = adapter_names(self, self.memory_modules, adapter_name or "default", options.get("load_config"))
         return super().load_adapter(peft_model_id, adapter_name, **{"weight_mapping": names, **options})
 
+    def memory_parameters(self) -> list[nn.Parameter]:
+        """Those that the base model does not have."""
+        return [parameter for name in self.memory_modules for parameter in getattr(self, name).parameters()]
+
     def adds_nothing(self) -> bool:
         """Whether what the memory adds to the layers is 0."""
         return False
@@ -305,7 +315,8 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         logits = LazyLogits(head, collector.head_input(), head) if is_lazy else collector.logits.value()
         value, penalty = None, runner.memory.penalty()
         if loss is not None:
-            value, penalty = loss.value(num_items_in_batch), loss.share(penalty, num_items_in_batch)
+            value = counted_as_used(loss.value(num_items_in_batch), self.memory_parameters())
+            penalty = loss.share(penalty, num_items_in_batch)
         output = self._output(reading, collector, logits, value, penalty, output_segment_states)
         return output if returns_dict else output.to_tuple()
 

@@ -1,6 +1,10 @@
 """The loss of a text, added up segment by segment without holding its logits."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 from transformers import PreTrainedModel
@@ -36,6 +40,31 @@ def plain_lm_head(base: PreTrainedModel) -> nn.Linear | None:
     head, config = base.get_output_embeddings(), base.config
     is_plain = config.model_type in PLAIN or (config.model_type in SCALED and config.logit_scale == 1.0)
     return head if is_plain and is_plain_linear(head) else None
+
+
+class _CountAsUsed(torch.autograd.Function):
+    """The first argument; the others are reached by its backward pass, and get no gradient from it."""
+
+    @staticmethod
+    def forward(ctx: Any, result: Tensor, *parameters: Tensor) -> Tensor:
+        """A copy: a view must not be changed in place."""
+        ctx.count = len(parameters)
+        return result.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """None is not 0: an optimizer leaves a parameter without a gradient alone."""
+        return gradient, *[None] * ctx.count
+
+
+def counted_as_used(result: Tensor, parameters: Iterable[Tensor]) -> Tensor:
+    """`result`; where several processes train, its backward pass also reaches `parameters`, and adds no gradient.
+
+    DistributedDataParallel waits until a backward pass has reached every parameter. Those of a memory have no part in
+    a text of one segment, or of which no written segment has gradients.
+    """
+    is_shared = torch.is_grad_enabled() and dist.is_available() and dist.is_initialized()
+    return _CountAsUsed.apply(result, *parameters) if is_shared else result
 
 
 class SegmentLoss:

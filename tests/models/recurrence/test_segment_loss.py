@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import tessera.armt as armt
+from tessera.models.classification import ARMTForSequenceClassification
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
 from tessera.models.recurrence import modeling, segment_loss
 from tessera.models.recurrence.segment_loss import plain_lm_head
@@ -94,3 +95,42 @@ def test_a_batch_without_labels_that_count_adds_nothing_to_gradients(kind):
     assert loss == 0
     assert model.get_output_embeddings().weight.grad is not None
     assert all(not parameter.grad.any() for parameter in model.parameters() if parameter.grad is not None)
+
+
+@pytest.fixture
+def one_process(tmp_path):
+    """That would share its gradients with others, if there were any."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "first_label"),
+    [("armt", {}, 0), ("armt", {"segment_size": 4, "backprop_segments": 1}, 0), ("rmt", {"backprop_segments": 1}, 16)],
+)
+def test_parameters_that_a_text_does_not_use_keep_no_other_process_waiting(kind, options, first_label, request):
+    """A text of one segment, or whose memory has no gradients: its loss does not depend on the memory's parameters."""
+    model, ids = make(kind, **options), tokens(2, 8 + first_label)
+    labels = ids.clone()
+    labels[:, :first_label] = -100
+    alone = trained(model, ids, labels)
+    assert None in alone[1]
+    request.getfixturevalue("one_process")
+    value, gradients = trained(model, ids, labels)
+    assert torch.equal(value, alone[0])
+    assert [type(gradient) for gradient in gradients] == [type(gradient) for gradient in alone[1]]
+    shared = nn.parallel.DistributedDataParallel(model)
+    for _ in range(2):  # an error of the first step is raised by the second one
+        model.zero_grad()
+        shared(ids, labels=labels, num_items_in_batch=7).loss.backward()
+    for parameter, gradient in zip(model.parameters(), alone[1]):
+        torch.testing.assert_close(parameter.grad, torch.zeros_like(parameter) if gradient is None else gradient)
+
+
+def test_classifiers_of_a_single_segment_keep_no_other_process_waiting(one_process):
+    classifier = ARMTForSequenceClassification(make().config).train()
+    shared = nn.parallel.DistributedDataParallel(classifier)
+    for _ in range(2):
+        shared(tokens(2, 8), labels=torch.tensor([0, 1])).loss.backward()
+    assert all(parameter.grad is not None for parameter in classifier.parameters())
