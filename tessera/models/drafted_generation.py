@@ -16,6 +16,7 @@ from transformers.generation import GenerationMode
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from tessera.base.errors import expect
+from tessera.models.forward_arguments import demand
 
 LONGEST_UNREAD = 8  # tokens that are read again behind the last state before a step without a draft ends this
 LARGEST_LOSS = 0.03  # of all steps, which drafts may have cost before they stop
@@ -110,6 +111,9 @@ class DraftedGeneration:
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, *arguments):
         state, mask = model_kwargs.get("past_key_values"), model_kwargs.get("attention_mask")
+        if mask is not None:  # transformers warns, and goes on from what the model says at padding
+            requirement = "end with a one in every row: prompts are padded on the left"
+            demand(mask[:, -1].bool().all(), WHERE, "attention_mask", requirement, lambda: "a row that ends with zeros")
         if state is None:  # transformers would mark one, but a state is a value
             super()._prepare_cache_for_generation(generation_config, model_kwargs, *arguments)  # type: ignore[misc]
             return
@@ -141,6 +145,8 @@ class DraftedGeneration:
     ) -> Tensor | GenerateDecoderOnlyOutput:
         """What `generate` does for one sequence, several tokens a call where drafts are right."""
         expect(len(input_ids) == 1, WHERE, "a prompt with drafts", "be one sequence", f"{len(input_ids)} sequences")
+        for name in ("output_hidden_states", "output_attentions"):
+            expect(not getattr(generation_config, name), WHERE, name, "be False with drafts", True)
         drafter, most = _drafter(self, generation_config, assistant_model)
         balance = _Balance(most, self.steps_per_block, drafter.steps)
         options: dict[str, Any] = {"use_cache": True, "return_dict": True}
@@ -148,6 +154,7 @@ class DraftedGeneration:
         tokens, unread = input_ids[0].tolist(), input_ids[:, :0]
         state: Any = None
         kept: list[Tensor] = []
+        kept_logits: list[Tensor] = []
         draft: list[int] = []
         output = self._prefill(input_ids, generation_config, {**model_kwargs, "use_cache": True})
         while True:
@@ -159,6 +166,8 @@ class DraftedGeneration:
                 tokens.append(int(token))
                 if generation_config.output_scores:
                     kept.append(scores)
+                if generation_config.output_logits:
+                    kept_logits.append(logits[None])
                 if streamer is not None:
                     streamer.put(token[0].cpu())
                 is_over = bool(stopping_criteria(input_ids, scores).all())
@@ -182,8 +191,8 @@ class DraftedGeneration:
         if streamer is not None:
             streamer.end()
         if generation_config.return_dict_in_generate:
-            scores = tuple(kept) if generation_config.output_scores else None
-            return GenerateDecoderOnlyOutput(sequences=input_ids, scores=scores, past_key_values=state)
+            said = {"scores": tuple(kept) or None, "logits": tuple(kept_logits) or None}
+            return GenerateDecoderOnlyOutput(sequences=input_ids, past_key_values=state, **said)
         return input_ids
 
 

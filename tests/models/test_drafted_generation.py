@@ -194,7 +194,8 @@ def test_it_goes_on_behind_a_memory(extend_segment):
 
 def test_what_is_asked_beside_the_tokens():
     model, ids, heard = make("v1"), prompt(3), Heard()
-    settings = GenerationConfig(max_new_tokens=30, do_sample=False, output_scores=True, return_dict_in_generate=True)
+    asked = {"output_scores": True, "output_logits": True, "return_dict_in_generate": True}
+    settings = GenerationConfig(max_new_tokens=30, do_sample=False, **asked)
     options = {"pad_token_id": 0, "logits_processor": LogitsProcessorList([FollowsTheText()])}
     plain = model.generate(ids, generation_config=settings, **options)
     settings.prompt_lookup_num_tokens = 6
@@ -202,6 +203,11 @@ def test_what_is_asked_beside_the_tokens():
     assert heard.tokens == drafted.sequences[0].tolist() == plain.sequences[0].tolist()
     assert heard.is_over
     torch.testing.assert_close(torch.cat(drafted.scores), torch.cat(plain.scores))
+    torch.testing.assert_close(torch.cat(drafted.logits), torch.cat(plain.logits))
+    settings.output_scores = settings.output_logits = False
+    alone = model.generate(ids, generation_config=settings, **options)
+    assert alone.scores is None
+    assert alone.logits is None
     more = model.generate(drafted.sequences, past_key_values=drafted.past_key_values, max_new_tokens=9, **options)
     assert torch.equal(more, model.generate(plain.sequences, max_new_tokens=9, **options))
 
@@ -212,6 +218,17 @@ def test_padding_before_the_prompt_changes_nothing():
     mask[:, :3] = 0
     with_lookup = generate(model, padded, attention_mask=mask, prompt_lookup_num_tokens=6)
     assert torch.equal(with_lookup, generate(model, padded, attention_mask=mask))
+
+
+@pytest.mark.parametrize("name", ["v1", "armt", "lstm"])
+@pytest.mark.parametrize("asked", [{}, {"prompt_lookup_num_tokens": 6}])
+def test_a_prompt_that_ends_with_padding_is_refused(name, asked):
+    """What a model says at padding is no prediction; transformers only warns, and of one row not even that."""
+    model, ids = make(name), prompt(3).repeat(1 if asked else 2, 1)
+    mask = torch.ones_like(ids)
+    mask[0, -2:] = 0
+    with pytest.raises(TesseraError, match="must end with a one in every row: prompts are padded on the left; got a"):
+        generate(model, ids, attention_mask=mask, **asked)
 
 
 @pytest.mark.parametrize("steps_per_block", [2.0, 5.0])
@@ -253,6 +270,8 @@ def test_lookup_finds_what_followed_the_longest_match():
         ({"input_ids": torch.ones(2, 3, dtype=torch.long)}, "one sequence"),
         ({"assistant_model": True}, "one without the other"),
         ({"prompt_lookup_num_tokens": 0}, "at least 1"),
+        ({"output_hidden_states": True}, "output_hidden_states must be False with drafts"),
+        ({"output_attentions": True}, "output_attentions must be False with drafts"),
         ({"prompt_lookup_num_tokens": None, "assistant_model": True}, "vocabulary of the model"),
     ],
 )
