@@ -204,7 +204,7 @@ def test_what_is_asked_beside_the_tokens():
     assert heard.is_over
     torch.testing.assert_close(torch.cat(drafted.scores), torch.cat(plain.scores))
     torch.testing.assert_close(torch.cat(drafted.logits), torch.cat(plain.logits))
-    settings.output_scores = settings.output_logits = False
+    settings.output_scores, settings.output_logits, settings.max_new_tokens = False, False, 2
     alone = model.generate(ids, generation_config=settings, **options)
     assert alone.scores is None
     assert alone.logits is None

@@ -7,11 +7,14 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from tessera.base.errors import TesseraError
 from tessera.base.state import CLASSES, State
 from tessera.models.forking import refuse_to_crop
 from tessera.models.recurrence.state import MemoryState
+
+_NOT_CUT = (AttributeError, RuntimeError, ValueError)  # what caches raise that cannot be cut back
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class OpenSegment:
         copied = _copied(attention)
         try:
             copied.crop(self.attention_length - attention.get_seq_length())  # below 0: so many are taken away
-        except (AttributeError, NotImplementedError, ValueError) as error:
+        except _NOT_CUT as error:
             raise TesseraError(
                 f"forward: past_key_values must not have been continued before, since the base's "
                 f"{type(attention).__name__} cannot be cut back ({error}); got one that was. "
@@ -59,8 +62,9 @@ class OpenSegment:
         """See `State.take_back`."""
         if isinstance(self.attention, State):
             self.attention.take_back()
-        elif self.attention is not None:
-            with suppress(AttributeError, NotImplementedError, ValueError):  # `again` will say so
+        # Other layers lose what earlier states need, or are not cut while these are: `again` cuts copies of them.
+        elif all(type(layer) is DynamicLayer for layer in getattr(self.attention, "layers", ())):
+            with suppress(*_NOT_CUT):  # `again` will say so
                 self.attention.crop(self.attention_length - self.attention.get_seq_length())
 
     def select(self, rows: list[int], memory: MemoryState | None, in_place: bool) -> "OpenSegment":
@@ -131,6 +135,14 @@ class SegmentCache:
 
 
 CLASSES |= {cls.__name__: cls for cls in (OpenSegment, SegmentCache)}
+
+
+def remembering(attention: Any) -> Any:
+    """A base's cache that keeps what leaves its sliding windows, so that one may go on from here twice."""
+    for layer in getattr(attention, "layers", ()):
+        if type(layer) is DynamicSlidingWindowLayer and hasattr(layer, "activate_past_recording"):
+            layer.activate_past_recording()
+    return attention
 
 
 def _copied(attention: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from tessera.models.forking import fitting
-from tessera.models.recurrence.cache import OpenSegment, SegmentCache
+from tessera.models.recurrence.cache import OpenSegment, SegmentCache, remembering
 from tessera.models.recurrence.collector import Collector
 from tessera.models.recurrence.segment_runner import Segment, SegmentResult, SegmentRunner
 from tessera.models.recurrence.segmented_input import Cut, SegmentedInput, Span
@@ -93,7 +93,7 @@ def _segment(text: SegmentedInput, span: Span, before: OpenSegment | None, colle
 
 def _open_segment(segment: Segment, result: SegmentResult) -> OpenSegment:
     length, rows = segment.before + segment.steps, segment.embeddings.shape[0]
-    cache = result.cache
+    cache = remembering(result.cache)
     return OpenSegment(result.memory, cache, cache.get_seq_length(), length, segment.visible, rows)
 
 

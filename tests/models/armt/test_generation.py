@@ -1,9 +1,13 @@
 """generate() across segment borders: what reading the grown text from the start would choose."""
 
+import pytest
 import torch
+from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
 
+from tessera.base.errors import TesseraError
 from tests.covering import each_value, some
-from tests.models.armt.bases import BASES, WRAPS, is_greedy, make, tokens
+from tests.models.armt.bases import BASES, GROUPED, WRAPS, is_greedy, make, tokens
+from tests.models.armt.families import tiny
 from tests.tolerances import REORDERED_FLOAT64
 
 KINDS = list(WRAPS)
@@ -122,3 +126,35 @@ def test_a_cache_can_be_continued_twice(family, steps):
     again = model(rests[1].expand(2, -1), past_key_values=selected, use_cache=True).logits
     expected = model(torch.cat([ids, rests[1]], 1)).logits[:, steps:].expand(2, -1, -1)
     torch.testing.assert_close(again, expected, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
+
+
+@torch.no_grad()
+def test_a_cache_of_a_sliding_window_can_be_continued_twice():
+    """Also once its window is full, and behind drafts that were wrong."""
+    base = MistralForCausalLM(MistralConfig(**GROUPED, sliding_window=4))
+    model, ids = WRAPS["armt"](base, segment_size=16, num_memory_tokens=2).double().eval(), tokens(1, 7)
+    caches = [model(ids, use_cache=True).past_key_values]
+    for length in (1, 3):  # the second goes on from the first
+        part = tokens(1, length)
+        ids = torch.cat([ids, part], 1)
+        caches.append(model(part, past_key_values=caches[-1], use_cache=True).past_key_values)
+    for cache in [*reversed(caches), *caches]:
+        cache.take_back()
+        rest = tokens(1, 3)
+        expected = model(torch.cat([ids[:, : cache.total], rest], 1)).logits[:, -3:]
+        actual = model(rest, past_key_values=cache, use_cache=True).logits
+        torch.testing.assert_close(actual, expected, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
+
+
+@torch.no_grad()
+def test_a_cache_of_a_recurrent_base_is_continued_once():
+    """Its layers of attention must not be cut back where the others cannot be."""
+    config = tiny("qwen3_next").config
+    config.layer_types = config.layer_types[::-1]
+    base = AutoModelForCausalLM.from_config(config)
+    model, ids = WRAPS["armt"](base, segment_size=16, num_memory_tokens=2).eval(), tokens(1, 5)
+    cache = model(ids, use_cache=True).past_key_values
+    model(ids, past_key_values=cache, use_cache=True)
+    cache.take_back()
+    with pytest.raises(TesseraError, match="past_key_values must not have been continued before"):
+        model(ids, past_key_values=cache, use_cache=True)
