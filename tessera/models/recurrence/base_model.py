@@ -20,6 +20,8 @@ FEED_FORWARD = {
     **dict.fromkeys(("gpt2", "gpt_neo", "gpt_neox", "llama", "mistral", "qwen2", "qwen3"), "mlp"),
     "memory_mosaic_v2": "persistent",
 }
+ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}  # of the types of layers in transformers
+WINDOWS = ("sliding_window", "window_size", "attention_chunk_size")  # names of their widths in configurations
 INITIALIZED = "_is_hf_initialized"  # the attribute of what transformers must not draw anew
 
 
@@ -60,6 +62,16 @@ def fuse_activations(base: PreTrainedModel) -> None:
 def takes_positions(base: PreTrainedModel) -> bool:
     """Whether the base can be told positions, so that rows of different lengths can be one batch."""
     return "position_ids" in inspect.signature(base.forward).parameters
+
+
+def skips_padding(base: PreTrainedModel, positions: int) -> bool:
+    """Whether padding between the tokens and the memory tokens of `positions` positions changes nothing.
+
+    Attention does not see it. But a window counts it, and recurrent states and convolutions go on through it.
+    """
+    config = base.config.get_text_config()
+    windows = [getattr(config, name, None) or positions for name in WINDOWS]
+    return {*(getattr(config, "layer_types", None) or ())} <= ATTENTION and min(windows) >= positions
 
 
 def position_table(base: PreTrainedModel) -> nn.Embedding | None:

@@ -45,7 +45,7 @@ def read(
     cut = Cut(
         config.segment_size,
         config.segment_alignment,
-        runner.first_position is not None,
+        runner.joins_rows,
         use_cache,
         extend_segment,
         tuple((rows, segment.length) for rows, segment in groups),

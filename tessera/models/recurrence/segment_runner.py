@@ -12,7 +12,7 @@ from transformers import initialization as init
 
 from tessera.base.errors import TesseraError, expect
 from tessera.base.state import State
-from tessera.models.recurrence.base_model import position_table
+from tessera.models.recurrence.base_model import position_table, skips_padding
 from tessera.models.recurrence.configuration import SegmentedConfig
 from tessera.models.recurrence.followed import Seen
 from tessera.models.recurrence.layer_hooks import LayerHooks
@@ -157,6 +157,9 @@ class SegmentRunner:
         self.base, self.memory, self.config = base, memory, config
         self.front = config.num_memory_tokens if memory.at_front else 0
         self.first_position = first_position
+        positions = self.front + config.segment_size + config.num_memory_tokens
+        # Whether rows of different lengths can be one batch.
+        self.joins_rows = first_position is not None and skips_padding(base, positions)
 
     def run(self, segment: Segment, state: MemoryState | None) -> SegmentResult:
         """Read `segment` after the memory `state` (None: nothing was read), whose rows may serve several each."""

@@ -171,7 +171,7 @@ class SegmentedInput:
         """The first segment of every row, then the second, ...; rows that have ended are left out.
 
         Rows that cannot be one batch are spans of their own: those whose segment stays open, by its length; and where
-        the base counts its positions by itself, those of different lengths.
+        the base counts its positions by itself or does not skip padding, those of different lengths.
         """
         opened = {row: (group, length) for group, (rows, length) in enumerate(cut.open_segments) for row in rows}
         alike: dict[tuple, list[int]] = {}

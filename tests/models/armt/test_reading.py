@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, MistralConfig
 
 from tessera.base.errors import TesseraError
 from tessera.models.recurrence import random_segments
 from tessera.models.recurrence.base_model import layer_list
 from tests.covering import each_value, some
-from tests.models.armt.bases import BASES, KINDS, close, make, same_memory, tokens
+from tests.models.armt.bases import BASES, GROUPED, KINDS, WRAPS, close, make, same_memory, tokens
+from tests.models.armt.families import tiny
 from tests.tolerances import REORDERED_FLOAT64
 
 PAIRS = [(kind, "gpt2") for kind in KINDS] + [("armt", family) for family in BASES if family != "gpt2"]
@@ -284,3 +286,17 @@ def test_positions_that_count_on_say_nothing_new():
     close(model(ids, mask, position_ids=positions).logits, model(ids, mask).logits)
     with pytest.raises(TesseraError, match="position_ids must count on by 1"):
         model(ids, position_ids=torch.arange(20)[None] % 9)
+
+
+@pytest.mark.parametrize("is_recurrent", [False, True])
+@torch.no_grad()
+def test_the_memory_of_a_shorter_row_is_that_of_the_row_alone(is_recurrent):
+    """A window counts the padding before the memory tokens, and a recurrent state goes on through it."""
+    windowed = MistralConfig(**GROUPED, sliding_window=4)
+    base = tiny("qwen3_next") if is_recurrent else AutoModelForCausalLM.from_config(windowed)
+    model = WRAPS["rmt"](base, segment_size=8, num_memory_tokens=2).eval()
+    ids, mask = tokens(2, 11), torch.ones(2, 11, dtype=torch.long)
+    mask[0, :4] = 0
+    memory = model(ids, attention_mask=mask).memory_state.select_batch(torch.tensor([0]))
+    for name, tensor in model(ids[:1, 4:]).memory_state.tensors().items():
+        torch.testing.assert_close(memory.tensors()[name], tensor, rtol=1e-4, atol=1e-4)  # float32 sums
