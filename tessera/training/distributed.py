@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -55,6 +56,12 @@ class Processes:
     def any(self, condition: bool) -> bool:
         """Whether it holds in any process."""
         return condition if self.count == 1 else bool(self.total(torch.tensor(float(condition))) > 0)
+
+    def draw_apart(self, *numbers: int) -> None:
+        """From here on each of several draws its own dropout masks and delays, which depend on these numbers alone."""
+        if self.count > 1:
+            drawn = np.random.SeedSequence([*numbers, self.rank]).generate_state(1, np.uint64)
+            torch.manual_seed(int(drawn[0]))
 
     def wait(self) -> None:
         """Until all are here."""

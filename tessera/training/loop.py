@@ -85,11 +85,12 @@ def train_stages(
         NotFinite: a loss, gradient or weight that is NaN or infinite.
         TrainingInterrupted: `is_stopped()` held; the step was ended, and a checkpoint holds it.
     """
+    seed = torch.initial_seed()
     for number, stage in enumerate(stages):
         stage.begin()
         progress = checkpoints.ended(number)
         if progress is None:
-            progress = _train_stage(model, stage, number, checkpoints, log, is_stopped, processes)
+            progress = _train_stage(model, stage, number, checkpoints, log, is_stopped, processes, seed)
             checkpoints.stages.append(progress)
         else:
             log.begin(number, progress)
@@ -106,6 +107,7 @@ def _train_stage(
     log: TrainingLog,
     is_stopped: Callable[[], bool],
     processes: Processes,
+    seed: int,
 ) -> TrainingProgress:
     options, parameters = stage.options, list(model.parameters())
     optimizer = make_optimizer(model, options)
@@ -118,6 +120,7 @@ def _train_stage(
     over = _is_over(progress, stage)
     for step in () if over else range(progress.steps, options.steps):
         step_began = time.perf_counter()
+        processes.draw_apart(seed, number, step)
         factor = schedule_factor(options, step) * stage.rate_factor(step)
         for group, peak in zip(optimizer.param_groups, peaks):
             group["lr"] = peak * factor

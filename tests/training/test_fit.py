@@ -1,6 +1,8 @@
 """The training loop of the experiments: the same weights whether or not it was killed, the best ones, early ends."""
 
 import math
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -8,7 +10,10 @@ import torch
 from torch import nn
 
 from tessera.base.errors import TesseraError
-from tessera.training.fit import FitOptions, fit
+from tessera.training.checkpoint import Checkpoints
+from tessera.training.distributed import Processes
+from tessera.training.fit import FitOptions, ReportLog, fit
+from tessera.training.loop import StagePlan, train_stages, unreported
 
 OPTIONS = FitOptions(steps=30, learning_rate=0.05, weight_decay=0.1, evaluate_every=4, checkpoint_seconds=0.0)
 
@@ -54,6 +59,38 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path):
     second = train(parts, tmp_path / "parts", validate=lambda: validation(parts))
     assert all(torch.equal(a, b) for a, b in zip(at_once.parameters(), parts.parameters()))
     assert {**first.outcome(), "seconds": 0.0} == {**second.outcome(), "seconds": 0.0}
+
+
+class Alone(Processes):
+    """One of two processes, beside which there is no other."""
+
+    def all_reduce(self, tensors):
+        pass
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_each_of_several_processes_draws_its_own_random_numbers_also_after_a_kill(count, tmp_path):
+    drawn = {}
+    for rank, kill_at in ((0, None), (1, None), (1, 5)):
+        numbers, kills = drawn.setdefault((rank, kill_at), {}), [kill_at]
+        while len(numbers) < 8:
+            net = model()
+
+            def loss_at(step, net=net, numbers=numbers, kills=kills):
+                if step in kills:
+                    kills.clear()
+                    raise Killed
+                numbers[step] = torch.rand(()).item()
+                return net(data(step)).square().mean()
+
+            plan = StagePlan(replace(OPTIONS, steps=8), loss_at)
+            checkpoints = Checkpoints(tmp_path / f"{rank} {kill_at}", net)
+            with suppress(Killed):
+                train_stages(net, [plan], checkpoints, ReportLog([plan], unreported), processes=Alone(rank, count))
+    assert drawn[1, None] == drawn[1, 5]
+    assert len(set(drawn[0, None].values())) == 8
+    shared = set(drawn[0, None].values()) & set(drawn[1, None].values())
+    assert len(shared) == (8 if count == 1 else 0)
 
 
 def test_the_best_weights_win(tmp_path):
