@@ -2,7 +2,8 @@
 
 - *Forms of words*: which of two belongs into a sentence ("was" or "were", "a" or "an"). Each of two is right equally
   often, so that guessing has 50 %.
-- *Last words*: which of four ends a sentence, given its beginning and nothing else; guessing has 25 %.
+- *Last words*: which of four ends a sentence, given its beginning and nothing else; guessing has 25 %, and so has
+  choosing the most frequent word.
 - *Names*: which of four comes next, of a page whose last lines name none of them: one stands earlier on the page, the
   others in the same book, elsewhere; guessing has 25 %.
 
@@ -11,7 +12,7 @@ Sentences are read alone. The right answer is the author's; a model is right whe
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
@@ -75,12 +76,9 @@ def last_words(text: str, book: int, count: int, random: Random) -> list[Choice]
     """See the module; the others end sentences of the same book."""
     split = [sentence[:-1].rsplit(" ", 1) for sentence in _sentences(text) if sentence.endswith(".")]
     ends = [(context, word) for context, word in split if word.isalpha() and word.islower() and len(word) > 3]
-    words = sorted({word for _, word in ends})
-    chosen = random.sample(ends, min(count, len(ends)))
-    return [
-        Choice(context, tuple(f" {w}." for w in (word, *random.sample([w for w in words if w != word], 3))), book)
-        for context, word in chosen
-    ]
+    times = Counter(word for _, word in ends)
+    chosen = random.sample(ends, min(count, len(ends))) if len(times) >= 4 else []
+    return [Choice(context, _with_others(" {}.", word, times, random), book) for context, word in chosen]
 
 
 def names(text: str, book: int, count: int, random: Random) -> list[Choice]:
@@ -102,9 +100,17 @@ def names(text: str, book: int, count: int, random: Random) -> list[Choice]:
         if name in page and name not in last:
             others = sorted(known - page - last)
             if len(others) >= 3:
-                answers = tuple(f" {answer}" for answer in (name, *random.sample(others, 3)))
+                answers = _with_others(" {}", name, {other: inside[other] for other in others}, random)
                 found.append(Choice(" ".join(words[place - PAGE : place]), answers, book))
     return random.sample(found, min(count, len(found)))
+
+
+def _with_others(form: str, right: str, times: Mapping[str, int], random: Random) -> tuple[str, ...]:
+    """The right word and three others, drawn as often as they occur: the right one is, and would be known by that."""
+    words = {right: None}
+    while len(words) < 4:
+        words |= dict.fromkeys(random.choices(list(times), list(times.values())))
+    return tuple(map(form.format, words))
 
 
 TASKS: dict[str, Callable[[str, int, int, Random], list[Choice]]] = {
