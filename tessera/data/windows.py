@@ -91,7 +91,8 @@ class TrainingWindows(Dataset):
     """The training sequences of a whole run, `num_samples` of them, in the order in which they are used.
 
     Item i depends on (seed, i) and the text alone: not on the model, the number of processes or what was read before.
-    Each pass over the text starts at another random offset below one context and visits its windows in another order.
+    Each pass over the text starts at another random offset below two contexts and visits its windows in another order,
+    each once; less than two contexts at the ends are left out.
     """
 
     def __init__(self, split: Split, context: int, num_samples: int, seed: int, document_ids: bool = False) -> None:
