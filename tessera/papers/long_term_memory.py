@@ -6,14 +6,19 @@ The paper's table 6 names tasks that lose much, table 2 tasks that lose nothing,
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from tessera.papers.document_qa import report as document_qa
 from tessera.papers.document_qa.report import NAMES
 from tessera.papers.many_shot import report as many_shot
 from tessera.papers.results import ResultsFile
-from tessera.papers.tables import Curve, markdown, percent
+from tessera.papers.tables import Curve, markdown, percent, with_error
+from tessera.tasks.task import estimate
 
 STORIES = Path("v2") / "stories.json"
+GUESSING = {"forms of words": 50, "last words": 25, "names": 25}
 # Table 6: six benchmarks, then with the long-term memories off. Table 2: the other thirteen.
 BENCHMARKS = {"squad": (78.2, 69.4), "bbh": (47.8, 24.6), "math": (8.8, 5.4), "mbpp": (9.6, 6.8),
               "race middle": (61.6, 59.5), "race high": (46.5, 43.6), "13 others, mean": (56.8, 56.6)}  # fmt: skip
@@ -29,7 +34,8 @@ def tables(results: Path, budget: str) -> dict[str, str]:
     headings = ["task", "with, %", "without, %", "difference, points"]
     parts = {"Ours": markdown(headings, rows)}
     if (results / STORIES).exists():
-        parts["Ours, language"] = _stories(results / STORIES)
+        stories = json.loads((results / STORIES).read_text(encoding="utf-8"))
+        parts |= {"Ours, language": _losses(stories), "Ours, choices between words": _choices(stories)}
     paper = {f"benchmark: {name}": pair for name, pair in BENCHMARKS.items()}
     lengths = zip(document_qa.LENGTHS, document_qa.TUNED_V2, document_qa.TUNED_V2_OFF)
     paper |= {f"documents, {length} tokens": (on, off) for length, on, off in lengths}
@@ -47,10 +53,23 @@ def _rows(curves: Iterable[Curve], task: str) -> list[list[str]]:
     ]
 
 
-def _stories(path: Path) -> str:
-    """Loss of the small v2 language model on stories, within its trained context and up to eight times as far."""
-    stored = json.loads(path.read_text(encoding="utf-8"))
-    on, off = stored["v2"], stored["v2 without long-term memory"]
+def _losses(stories: dict[str, Any]) -> str:
+    """Loss of the small v2 language models, within their trained context and up to eight times as far."""
     names = {"stories, trained context": "loss", "stories, eight times the trained context": "loss_at_longest"}
-    rows = [[name, f"{on[k]:.3f}", f"{off[k]:.3f}", f"{off[k] - on[k]:+.3f}"] for name, k in names.items()]
+    rows = []
+    for name, key in names.items():
+        on, off = (torch.tensor([row[state][key] for row in stories["v2"]["seeds"]]) for state in ("on", "off"))
+        cells = [with_error(estimate(part), ".3f") for part in (on, off, off - on)]
+        rows.append([name, *cells])
     return markdown(["task", "with, nats per token", "without", "difference"], rows)
+
+
+def _choices(stories: dict[str, Any]) -> str:
+    """Right answers of the same models to `benchmarks.story_questions`, in the mean over seeds; errors over books."""
+    rows = []
+    for task, books in stories["books"].items():
+        states = ("on", "off")
+        on, off = (torch.tensor([row[state]["right"][task] for row in stories["v2"]["seeds"]]) for state in states)
+        cells = [percent(estimate(part.mean(0), torch.tensor(books))) for part in (on, off, off - on)]
+        rows.append([task, f"{GUESSING[task]}", *cells])
+    return markdown(["task", "guessing, %", "with, %", "without, %", "difference, points"], rows)
