@@ -48,12 +48,12 @@ def run(arguments: argparse.Namespace) -> int:
     from tessera.models.saving.loading import load_model, load_tokenizer
 
     expect(arguments.text or arguments.memory, "inspect", "--text or --memory", "be given", "neither")
-    for path in arguments.text:
-        expect_plain_file(path, "inspect", "--text")
     pages = len(arguments.models) * max(1, len(arguments.text))
     expect(arguments.save is None or pages == 1, "inspect", "--save", "be given with one model and one text", pages)
     expect_output(arguments.output, "inspect", "--output", is_page, "a page")
     expect_output(arguments.save, "inspect", "--save", is_trace, "a trace")
+    for path in arguments.text:
+        expect_plain_file(path, "inspect", "--text")
     traces, titles = [], []
     options = {"removals": arguments.without, "removed_pairs": arguments.without_pairs}
     options |= {"share": arguments.share, "most_pairs": arguments.most_pairs, "progress": sys.stderr.isatty()}
