@@ -35,6 +35,9 @@ def save(index: PairIndex, path: str | Path) -> None:
     for number, leaves in enumerate(index.blocks):
         tensors |= {f"blocks.{number}.{field.name}": getattr(leaves, field.name) for field in fields(leaves)}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    # safetensors refuses tensors that share memory, as keys do that are their own values.
+    owners = {tensor.untyped_storage().data_ptr(): name for name, tensor in tensors.items()}
+    tensors = {n: x if owners[x.untyped_storage().data_ptr()] == n else x.clone() for n, x in tensors.items()}
     described = {"version": THIS_VERSION, "filed": index.filed, "crc32": tensor_checksum(tensors)}
     metadata = {KIND: json.dumps(described)}
     with writing(path, "the index"):

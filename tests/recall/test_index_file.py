@@ -31,6 +31,14 @@ def test_an_index_is_opened_as_it_was_saved(with_documents, tmp_path):
     assert (len(longer), len(opened)) == (1700, 1100), "what was opened stays as it is"
 
 
+def test_keys_that_are_their_own_values_are_saved(tmp_path):
+    keys = torch.randn(1, 40, 4, generator=torch.Generator().manual_seed(0))
+    tessera.recall.save(tessera.recall.build(keys, keys), tmp_path / "a.index")
+    opened = tessera.recall.open(tmp_path / "a.index", verify=True)
+    assert torch.equal(opened.pairs.keys[0], keys)
+    assert torch.equal(opened.pairs.values[0], keys)
+
+
 def test_files_that_are_no_index_are_refused(tmp_path):
     from safetensors import safe_open
     from safetensors.torch import save_file
