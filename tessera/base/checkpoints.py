@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,11 @@ def checksum(path: Path) -> int:
         while block := file.read(1 << 22):
             value = zlib.crc32(block, value)
     return value
+
+
+def is_among(tensor: Tensor, others: Iterable[Tensor]) -> bool:
+    """Whether it is the memory of one of the others too: safetensors stores each memory once."""
+    return any(tensor.data_ptr() == other.data_ptr() for other in others)
 
 
 def tensor_checksum(tensors: Mapping[str, Tensor]) -> int:

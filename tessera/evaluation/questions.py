@@ -89,10 +89,11 @@ def score_answers(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tenso
         carried, _ = _after_contexts(model, contexts, questions.shape[1])
         output = _output_for(model, questions.flatten(0, 1), labels.flatten(0, 1), carried, skip_logits=False)
         return output.loss, count, _right(output.logits, batch)
-    logits_alone, last, state = _asked_alone(model, batch)
-    if state is None:
+    logits_alone, behind = _asked_alone(model, batch)
+    if behind is None:
         logits = model(torch.cat([contexts, questions.flatten(1)], 1)).logits[:, contexts.shape[1] - 1 : -1]
     else:
+        last, state = behind
         logits = torch.cat([last, read_on(model, questions.flatten(1), state)[0][:, :-1]], 1)
     logits = logits if logits.dtype == torch.float64 else logits.float()
     return (
@@ -102,18 +103,17 @@ def score_answers(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tenso
     )
 
 
-def _asked_alone(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tensor, Any]:
-    """Logits of the questions, and what the contexts left: logits of their last token and the state.
+def _asked_alone(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, tuple[Tensor, Any] | None]:
+    """Logits of the questions, and what the contexts left: logits of their last token, and the state.
 
     A model that loses its state (`reads_on`) reads each question with its context, and leaves None.
     """
     contexts, questions, _ = _on_device(model, batch)
     rows = torch.arange(len(contexts)).repeat_interleave(questions.shape[1])
     if not reads_on(model):
-        logits = model(torch.cat([contexts[rows], questions.flatten(0, 1)], 1)).logits
-        return logits[:, contexts.shape[1] :], logits[:, contexts.shape[1] - 1 : contexts.shape[1]], None
+        return model(torch.cat([contexts[rows], questions.flatten(0, 1)], 1)).logits[:, contexts.shape[1] :], None
     logits, state = read_on(model, contexts, None, **last_logits(model))
-    return read_on(model, questions.flatten(0, 1), fork(state, rows))[0], logits[:, -1:], state
+    return read_on(model, questions.flatten(0, 1), fork(state, rows))[0], (logits[:, -1:], state)
 
 
 def _right(logits: Tensor, batch: QuestionBatch) -> Tensor:

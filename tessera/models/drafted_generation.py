@@ -145,16 +145,13 @@ class DraftedGeneration:
     ) -> Tensor | GenerateDecoderOnlyOutput:
         """What `generate` does for one sequence, several tokens a call where drafts are right."""
         expect(len(input_ids) == 1, WHERE, "a prompt with drafts", "be one sequence", f"{len(input_ids)} sequences")
-        for name in ("output_hidden_states", "output_attentions"):
-            expect(not getattr(generation_config, name), WHERE, name, "be False with drafts", True)
         drafter, most = _drafter(self, generation_config, assistant_model)
         balance = _Balance(most, self.steps_per_block, drafter.steps)
         options: dict[str, Any] = {"use_cache": True, "return_dict": True}
         options |= {name: model_kwargs[name] for name in ("extend_segment",) if name in model_kwargs}
         tokens, unread = input_ids[0].tolist(), input_ids[:, :0]
         state: Any = None
-        kept: list[Tensor] = []
-        kept_logits: list[Tensor] = []
+        kept: dict[str, list[Tensor]] = {"scores": [], "logits": []}
         draft: list[int] = []
         output = self._prefill(input_ids, generation_config, {**model_kwargs, "use_cache": True})
         while True:
@@ -164,10 +161,9 @@ class DraftedGeneration:
                 token = _choose(scores, generation_config.do_sample)
                 input_ids, made = torch.cat([input_ids, token], 1), made + 1
                 tokens.append(int(token))
-                if generation_config.output_scores:
-                    kept.append(scores)
-                if generation_config.output_logits:
-                    kept_logits.append(logits[None])
+                for name, part in (("scores", scores), ("logits", logits[None])):
+                    if getattr(generation_config, f"output_{name}"):
+                        kept[name].append(part)
                 if streamer is not None:
                     streamer.put(token[0].cpu())
                 is_over = bool(stopping_criteria(input_ids, scores).all())
@@ -191,13 +187,15 @@ class DraftedGeneration:
         if streamer is not None:
             streamer.end()
         if generation_config.return_dict_in_generate:
-            said = {"scores": tuple(kept) or None, "logits": tuple(kept_logits) or None}
-            return GenerateDecoderOnlyOutput(sequences=input_ids, past_key_values=state, **said)
+            shown = {name: tuple(parts) or None for name, parts in kept.items()}
+            return GenerateDecoderOnlyOutput(sequences=input_ids, past_key_values=state, **shown)
         return input_ids
 
 
 def _drafter(model: Any, settings: Any, assistant: Any) -> tuple[PromptLookup | AssistantModel, int]:
     """Who guesses, and how many tokens at most."""
+    for name in ("output_hidden_states", "output_attentions"):
+        expect(not getattr(settings, name), WHERE, name, "be False with drafts", True)
     is_given = [each is not None for each in (settings.prompt_lookup_num_tokens, assistant)]
     names, got = "prompt_lookup_num_tokens and assistant_model", "both" if all(is_given) else "neither"
     expect(is_given[0] != is_given[1], WHERE, names, "be given one without the other", got)

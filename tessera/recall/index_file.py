@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tessera.base.checkpoints import tensor_checksum
+from tessera.base.checkpoints import is_among, tensor_checksum
 from tessera.base.errors import TesseraError, expect, first_line
 from tessera.base.files import expect_plain_file, write_atomically, writing
 from tessera.recall.index import PairIndex
@@ -34,14 +34,14 @@ def save(index: PairIndex, path: str | Path) -> None:
     tensors = {name: tensor for name, tensor in (pairs | {"kept": index.kept}).items() if tensor is not None}
     for number, leaves in enumerate(index.blocks):
         tensors |= {f"blocks.{number}.{field.name}": getattr(leaves, field.name) for field in fields(leaves)}
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    # safetensors refuses tensors that share memory, as keys do that are their own values.
-    owners = {tensor.untyped_storage().data_ptr(): name for name, tensor in tensors.items()}
-    tensors = {n: x if owners[x.untyped_storage().data_ptr()] == n else x.clone() for n, x in tensors.items()}
-    described = {"version": THIS_VERSION, "filed": index.filed, "crc32": tensor_checksum(tensors)}
+    stored: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        stored[name] = tensor.clone() if is_among(tensor, stored.values()) else tensor
+    described = {"version": THIS_VERSION, "filed": index.filed, "crc32": tensor_checksum(stored)}
     metadata = {KIND: json.dumps(described)}
     with writing(path, "the index"):
-        write_atomically(Path(path), lambda temporary: save_file(tensors, temporary, metadata=metadata))
+        write_atomically(Path(path), lambda temporary: save_file(stored, temporary, metadata=metadata))
 
 
 def open(path: str | Path, verify: bool = False) -> PairIndex:

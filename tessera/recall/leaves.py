@@ -141,8 +141,7 @@ class Leaves:
         coordinates = coordinates * size.unsqueeze(1)
         together = max(1, NUMBERS_AT_ONCE // self.low.numel())
         parts = [self._distances(part.unsqueeze(-1)) for part in coordinates.split(together, dim=2)]
-        distances = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-        largest = (size.unsqueeze(1).square() + self.longest.unsqueeze(2) - distances) / 2
+        largest = (size.unsqueeze(1).square() + self.longest.unsqueeze(2) - torch.cat(parts, 2)) / 2
         return largest.permute(0, 2, 1, 3).flatten(2) * (lengths / size.clamp(min=torch.finfo(size.dtype).tiny))
 
     def _distances(self, coordinates: Float[Tensor, "H G Q d 1"]) -> Float[Tensor, "H G Q c"]:

@@ -11,6 +11,7 @@ from torch.nn.functional import embedding_bag
 from tessera.base.shapes import Bool, Float, Int
 from tessera.kernels import Gaussian, Kernel, NearestNeighbours
 from tessera.recall.answers import Certificate, Recall, Support
+from tessera.recall.candidates import Candidates
 from tessera.recall.leaves import LEAF, Leaves
 from tessera.recall.pair_store import PairStore
 from tessera.recall.read_ahead import read_ahead
@@ -47,40 +48,6 @@ class Queries:
         documents = None if self.documents is None else self.documents[queries]
         vectors, slopes, intercepts = (x[:, queries] for x in (self.vectors, self.slopes, self.intercepts))
         return type(self)(vectors, slopes, intercepts, self.oldest[queries], self.newest[queries], documents)
-
-
-@dataclass
-class _Candidates:
-    """What was read and may have weight: scores (R, s), -inf where a row has fewer than s, and places (R, s)."""
-
-    scores: Tensor
-    places: Tensor
-
-    @classmethod
-    def of(cls, rows: Tensor, scores: Tensor, places: Tensor, num_rows: int) -> Self:
-        """Of single scores of the given rows, which ascend."""
-        if num_rows == 1:
-            return cls(scores.unsqueeze(0), places.unsqueeze(0))
-        counts = torch.bincount(rows, minlength=num_rows)
-        within = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
-        shape = (num_rows, int(counts.max()) if num_rows else 0)
-        padded = scores.new_full(shape, -torch.inf), places.new_zeros(shape)
-        for tensor, entries in zip(padded, (scores, places)):
-            tensor[rows, within] = entries
-        return cls(*padded)
-
-    def joined(self, other: Self) -> Self:
-        return type(self)(torch.cat([self.scores, other.scores], 1), torch.cat([self.places, other.places], 1))
-
-    def above(self, floor: Tensor) -> Self:
-        """What scores above `floor` (R,), or NaN, in the order of places. The floor only rises as more is read."""
-        rows, columns = (~(self.scores <= floor.unsqueeze(1))).nonzero(as_tuple=True)
-        return self.of(rows, self.scores[rows, columns], self.places[rows, columns], len(floor))
-
-    def in_order(self) -> Self:
-        """The same, places ascending: of ties the most recent is last, as in a scan."""
-        order = self.places.masked_fill(self.scores == -torch.inf, torch.iinfo(torch.long).max).argsort(1)
-        return type(self)(self.scores.gather(1, order), self.places.gather(1, order))
 
 
 def search(
@@ -168,12 +135,12 @@ class _Reader:
             candidates, floor = self._with_floor(candidates.joined(self._read_leaves(needed, floor)), is_read)
         return self._solved(candidates.in_order(), floor, is_read, bounds.masked_fill(is_read, -torch.inf))
 
-    def _with_floor(self, read: _Candidates, is_read: Tensor) -> tuple[_Candidates, Tensor]:
+    def _with_floor(self, read: Candidates, is_read: Tensor) -> tuple[Candidates, Tensor]:
         """What of `read` may have weight, and the floor (R,) that it is above."""
         floor = self._floor(read.scores, is_read)
         return read.above(floor), floor
 
-    def _solved(self, candidates: _Candidates, floor: Tensor, is_read: Tensor, unread: Tensor) -> Recall:
+    def _solved(self, candidates: Candidates, floor: Tensor, is_read: Tensor, unread: Tensor) -> Recall:
         """The output, its support and the certificate; `unread` (R, leaves) bounds the scores of what was not read."""
         if self.breaks_ties:
             candidates = self._scored_alone(candidates)
@@ -231,15 +198,15 @@ class _Reader:
         epsilon = 8 * vectors.shape[-1] * torch.finfo(vectors.dtype).eps
         return epsilon * (self.slopes * similarity.flatten() + self.intercepts.abs())
 
-    def _scored_alone(self, candidates: _Candidates) -> _Candidates:
+    def _scored_alone(self, candidates: Candidates) -> Candidates:
         """The same pairs, equal keys with equal scores."""
         head = torch.arange(self.num_rows, device=candidates.places.device) // self.count
         vectors = self.queries.vectors.flatten(0, 1).unsqueeze(1)
         similarities = (self.keys[head[:, None], candidates.places].to(vectors.dtype) * vectors).sum(-1)
         scores = similarities * self.slopes[:, None] + self.intercepts[:, None]
-        return _Candidates(scores.masked_fill(candidates.scores == -torch.inf, -torch.inf), candidates.places)
+        return Candidates(scores.masked_fill(candidates.scores == -torch.inf, -torch.inf), candidates.places)
 
-    def _read_places(self, first: int) -> _Candidates:
+    def _read_places(self, first: int) -> Candidates:
         """All pairs from place `first` on."""
         places = torch.arange(first, self.length, device=self.keys.device)
         keys = self.keys[:, first:].to(self.queries.vectors.dtype)
@@ -247,9 +214,9 @@ class _Reader:
         scores = scores * self.slopes[:, None] + self.intercepts[:, None]
         if not self.all_visible:
             scores = scores.masked_fill(~self._visible(self.of_query[:, None], places), -torch.inf)
-        return _Candidates(scores, places.expand_as(scores))
+        return Candidates(scores, places.expand_as(scores))
 
-    def _read_leaves(self, needed: Tensor, floor: Tensor | None) -> _Candidates:
+    def _read_leaves(self, needed: Tensor, floor: Tensor | None) -> Candidates:
         """The pairs of the leaves that are `needed` (R, leaves), of which there are some; those above `floor` (R,)."""
         lowest = None
         if floor is not None:
@@ -270,7 +237,7 @@ class _Reader:
         if self.num_rows > 1:
             order = rows.argsort(stable=True)
             rows, scores, places = rows[order], scores[order], places[order]
-        return _Candidates.of(rows, scores, places, self.num_rows)
+        return Candidates.of(rows, scores, places, self.num_rows)
 
     def _pairs_above(
         self, block: int, leaves: Tensor, asking: Tensor, lowest: Tensor | None
@@ -294,14 +261,13 @@ class _Reader:
         own_block = leaves // self.blocks[block].longest.shape[2]  # of those of all heads
         self.read_ahead(codes, leaves)
         coordinates = (self.coordinates[block] * self.lengths.unsqueeze(1)).flatten(0, 1)  # (H G, Q, d)
-        known = asking if self.count == 1 else asking.clamp(min=0)
+        known = asking.clamp(min=0)
         if self.count == 1:
             coordinates = coordinates.index_select(0, own_block)
         else:
             coordinates = coordinates[own_block.unsqueeze(1), known % self.count]
         bounds = torch.bmm(coordinates, codes.index_select(0, leaves).mT)
-        is_possible = (bounds <= least[known].unsqueeze(-1)).logical_not_()
-        return is_possible if self.count == 1 else is_possible & (asking >= 0).unsqueeze(-1)
+        return ~(bounds <= least[known].unsqueeze(-1)) & (asking >= 0).unsqueeze(-1)
 
     def _alone(
         self, block: int, leaves: Tensor, asking: Tensor, possible: Tensor, lowest: Tensor
@@ -343,10 +309,7 @@ class _Reader:
 
     def _scores(self, rows: Tensor, similarities: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The same with scores, -inf where the row does not see the place."""
-        if self.num_rows == 1:
-            scores = similarities * self.slopes + self.intercepts
-        else:
-            scores = similarities * self.slopes[rows] + self.intercepts[rows]
+        scores = similarities * self.slopes[rows] + self.intercepts[rows]
         if not self.all_visible:
             scores = scores.masked_fill(~self._visible(self.of_query[rows], places), -torch.inf)
         return rows, scores, places
@@ -370,7 +333,7 @@ class _Reader:
         of_blocks = zip(self.blocks, self.coordinates, self.roundings)
         similarities = [leaves.largest_similarities(c, self.lengths) + rounding for leaves, c, rounding in of_blocks]
         bounds = torch.cat(similarities, 2) * queries.slopes.unsqueeze(-1) + queries.intercepts.unsqueeze(-1)
-        bounds = bounds.nan_to_num_(torch.inf, torch.inf, -torch.inf)
+        bounds = bounds.masked_fill(bounds.isnan(), torch.inf)
         if not self.all_visible:
             first, last = (
                 torch.cat([leaves.places[:, :, end] for leaves in self.blocks], 1).unsqueeze(1) for end in (0, -1)

@@ -21,8 +21,8 @@ def test_a_recurrence_that_loses_its_state_reads_each_text_at_once():
     for layer in (layer.mamba for layer in model.model.layers if hasattr(layer, "mamba")):
         torch.nn.init.normal_(layer.x_proj.weight)
     shots, *choices = drawn(30, 3, 4)
-    asked = [Request(shots, choice) for choice in choices]
-    for request, likelihood in zip(asked, continuation_likelihoods(model, asked)):
+    requests = [Request(shots, choice) for choice in choices]
+    for request, likelihood in zip(requests, continuation_likelihoods(model, requests)):
         assert likelihood.log_likelihood == pytest.approx(expected(model, request)[0], abs=1e-4)
 
 

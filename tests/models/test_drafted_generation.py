@@ -194,8 +194,8 @@ def test_it_goes_on_behind_a_memory(extend_segment):
 
 def test_what_is_asked_beside_the_tokens():
     model, ids, heard = make("v1"), prompt(3), Heard()
-    asked = {"output_scores": True, "output_logits": True, "return_dict_in_generate": True}
-    settings = GenerationConfig(max_new_tokens=30, do_sample=False, **asked)
+    shown = {"output_scores": True, "output_logits": True, "return_dict_in_generate": True}
+    settings = GenerationConfig(max_new_tokens=30, do_sample=False, **shown)
     options = {"pad_token_id": 0, "logits_processor": LogitsProcessorList([FollowsTheText()])}
     plain = model.generate(ids, generation_config=settings, **options)
     settings.prompt_lookup_num_tokens = 6
@@ -221,14 +221,14 @@ def test_padding_before_the_prompt_changes_nothing():
 
 
 @pytest.mark.parametrize("name", ["v1", "armt", "lstm"])
-@pytest.mark.parametrize("asked", [{}, {"prompt_lookup_num_tokens": 6}])
-def test_a_prompt_that_ends_with_padding_is_refused(name, asked):
+@pytest.mark.parametrize("drafts", [{}, {"prompt_lookup_num_tokens": 6}])
+def test_a_prompt_that_ends_with_padding_is_refused(name, drafts):
     """What a model says at padding is no prediction; transformers only warns, and of one row not even that."""
-    model, ids = make(name), prompt(3).repeat(1 if asked else 2, 1)
+    model, ids = make(name), prompt(3).repeat(1 if drafts else 2, 1)
     mask = torch.ones_like(ids)
     mask[0, -2:] = 0
     with pytest.raises(TesseraError, match="must end with a one in every row: prompts are padded on the left; got a"):
-        generate(model, ids, attention_mask=mask, **asked)
+        generate(model, ids, attention_mask=mask, **drafts)
 
 
 @pytest.mark.parametrize("steps_per_block", [2.0, 5.0])

@@ -52,12 +52,12 @@ def test_of_names_only_the_right_one_stands_on_the_page_and_not_in_its_last_line
 def test_right_is_what_the_model_finds_likeliest(monkeypatch):
     likelihoods = {"b": -1.0, "c": -2.0, "d": -3.0}
 
-    def asked(model, requests, progress):
+    def likelihoods_of(model, requests, progress):
         return [
             type("Found", (), {"log_likelihood": likelihoods[chr(request.continuation[0])]}) for request in requests
         ]
 
-    monkeypatch.setattr(story_questions, "continuation_likelihoods", asked)
+    monkeypatch.setattr(story_questions, "continuation_likelihoods", likelihoods_of)
 
     def tokenizer(text):
         return {"input_ids": [ord(letter) for letter in text]}

@@ -206,7 +206,7 @@ def test_a_kernel_narrower_than_rounding_finds_its_pair():
 def test_a_bound_that_is_too_low_is_noticed(bound, monkeypatch):
     keys, values = near_a_plane(1, 1500, 12), random(1, 1500, 3)
     right = getattr(leaves_module.Leaves, bound)
-    monkeypatch.setattr(leaves_module.Leaves, bound, lambda *given: right(*given) - 0.2)
+    monkeypatch.setattr(leaves_module.Leaves, bound, lambda *arguments: right(*arguments) - 0.2)
     recalled = tessera.recall.build(keys, values).recall(keys[:, 7:60:9], kernel="triweight", slope=50.0)
     expected = scan(keys[:, 7:60:9], keys, values, "triweight", 50.0, 0.0)[0]
     with pytest.raises(AssertionError):
@@ -354,3 +354,12 @@ def test_the_floor_of_a_part_of_the_scores_is_one_of_all(kernel):
     for scores in (random(50, 40, seed=3) * 3, random(50, 40, seed=3) * 1e30):
         floors, weights = kernel.subset_floor(scores[:, ::4]), kernel.weights(scores)
         assert not ((scores <= floors.unsqueeze(1)) & (weights > 0)).any()
+
+
+@pytest.mark.parametrize("kernel", ["sparsemax", "biweight", "triweight"])
+def test_the_floor_of_all_scores_is_where_weights_begin(kernel):
+    """Also where few of many scores come near the largest: the others are left out first."""
+    kernel, scores = kernel_from_config(kernel), random(20, 3000, seed=3)
+    for slope in (3.0, 100.0):
+        floors, weights = kernel.subset_floor(slope * scores), kernel.weights(slope * scores)
+        assert torch.equal(slope * scores > floors.unsqueeze(1) + 1e-9, weights > 0)

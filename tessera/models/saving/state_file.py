@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import DynamicCache, cache_utils
 
-from tessera.base.checkpoints import tensor_checksum
+from tessera.base.checkpoints import is_among, tensor_checksum
 from tessera.base.errors import TesseraError, expect, first_line
 from tessera.base.files import expect_plain_file, write_atomically
 from tessera.base.state import CLASSES, State
@@ -130,9 +130,9 @@ def _encoded(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         return value
     if isinstance(value, Tensor):
         tensor = value.detach().cpu().contiguous()
-        # A copy where only a part of the storage is meant, or several tensors share it.
+        # A copy where only a part of the storage is meant.
         is_part = tensor.untyped_storage().nbytes() != tensor.nbytes or bool(tensor.dim() and tensor.stride(-1) != 1)
-        if is_part or any(tensor.data_ptr() == other.data_ptr() for other in tensors.values()):
+        if is_part or is_among(tensor, tensors.values()):
             tensor = tensor.clone(memory_format=torch.contiguous_format)
         tensors[name] = tensor
         return {"is": "tensor", "of": name}

@@ -1,0 +1,42 @@
+"""The pairs that a search has read and that may have weight."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Candidates:
+    """What was read and may have weight: scores (R, s), -inf where a row has fewer than s, and places (R, s)."""
+
+    scores: Tensor
+    places: Tensor
+
+    @classmethod
+    def of(cls, rows: Tensor, scores: Tensor, places: Tensor, num_rows: int) -> Self:
+        """Of single scores of the given rows, which ascend."""
+        if num_rows == 1:
+            return cls(scores.unsqueeze(0), places.unsqueeze(0))
+        counts = torch.bincount(rows, minlength=num_rows)
+        within = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
+        shape = (num_rows, int(counts.max()) if num_rows else 0)
+        padded = scores.new_full(shape, -torch.inf), places.new_zeros(shape)
+        for tensor, entries in zip(padded, (scores, places)):
+            tensor[rows, within] = entries
+        return cls(*padded)
+
+    def joined(self, other: Self) -> Self:
+        """These and those of `other`, row by row."""
+        return type(self)(torch.cat([self.scores, other.scores], 1), torch.cat([self.places, other.places], 1))
+
+    def above(self, floor: Tensor) -> Self:
+        """What scores above `floor` (R,), or NaN, in the order of places. The floor only rises as more is read."""
+        rows, columns = (~(self.scores <= floor.unsqueeze(1))).nonzero(as_tuple=True)
+        return self.of(rows, self.scores[rows, columns], self.places[rows, columns], len(floor))
+
+    def in_order(self) -> Self:
+        """The same, places ascending: of ties the most recent is last, as in a scan."""
+        order = self.places.masked_fill(self.scores == -torch.inf, torch.iinfo(torch.long).max).argsort(1)
+        return type(self)(self.scores.gather(1, order), self.places.gather(1, order))
