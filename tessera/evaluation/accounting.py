@@ -15,7 +15,7 @@ import torch
 
 from tessera.base.arguments import explain_all
 from tessera.base.errors import TesseraError
-from tessera.models.sizes import flops_per_sequence, flops_per_token, meta_model, num_parameters, sliding_share
+from tessera.models.sizes import attention_shares, flops_per_sequence, flops_per_token, meta_model, num_parameters
 
 if TYPE_CHECKING:
     from torch import nn
@@ -94,7 +94,7 @@ def state_bytes_per_token(model: "PreTrainedModel", dtype: "torch.dtype") -> flo
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * config.num_hidden_layers * (1 - sliding_share(config)) * heads * head_dim * dtype.itemsize
+    return 2 * config.num_hidden_layers * attention_shares(config)[0] * heads * head_dim * dtype.itemsize
 
 
 explain_all(globals(), ("account", "parameters_by_part", "training_flops_per_sequence", "state_bytes_per_token"))

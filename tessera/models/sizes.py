@@ -74,21 +74,26 @@ def pairs_per_query(config: PreTrainedConfig, context: int) -> list[int]:
     """The largest number of pairs that each kind of memory (or attention) of a layer compares with a query.
 
     A configuration answers by its own `pairs_per_query(context)`; attention sees the whole context, in layers with a
-    sliding window that alone: the mean over layers. Raises `TesseraError` for a model that has neither.
+    sliding window that alone, in linear layers none: the mean over layers. Raises `TesseraError` for a model that has neither.
     """
     if hasattr(config, "pairs_per_query"):
         return config.pairs_per_query(context)
     has_attention = getattr(config.get_text_config(), "num_attention_heads", None)
     advice = "Its configuration may answer by a method pairs_per_query(context)."
     expect(bool(has_attention), "flops_per_token", "config", "be of a model with attention", config.model_type, advice)
-    share, window = sliding_share(config), getattr(config.get_text_config(), "sliding_window", None)
-    return [round(share * min(context, window or context) + (1 - share) * context)]
+    full, sliding = attention_shares(config)
+    window = getattr(config.get_text_config(), "sliding_window", None)
+    return [round(sliding * min(context, window or context) + full * context)]
 
 
-def sliding_share(config: PreTrainedConfig) -> float:
-    """The share of a transformer's layers whose attention sees a sliding window alone."""
+def attention_shares(config: PreTrainedConfig) -> tuple[float, float]:
+    """The shares of a transformer's layers whose attention sees the whole text, and a sliding window alone.
+
+    The others of a hybrid (linear attention, state spaces, convolutions) compare no pairs.
+    """
     text = config.get_text_config()
-    if getattr(text, "sliding_window", None) is None:
-        return 0.0
-    kinds = getattr(text, "layer_types", None) or ["sliding_attention"]
-    return kinds.count("sliding_attention") / len(kinds)
+    default = "full_attention" if getattr(text, "sliding_window", None) is None else "sliding_attention"
+    kinds = getattr(text, "layer_types", None) or [default]
+    sliding = sum("sliding" in kind for kind in kinds) if default == "sliding_attention" else 0
+    others = sum(kind in ("linear_attention", "conv", "moe", "mamba") for kind in kinds)
+    return 1 - (sliding + others) / len(kinds), sliding / len(kinds)

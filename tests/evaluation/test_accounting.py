@@ -3,7 +3,16 @@
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, MistralConfig, MixtralConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    JambaConfig,
+    Lfm2Config,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Qwen3NextConfig,
+)
 
 from tessera.evaluation.accounting import account
 from tessera.memories.linear_attention import VARIANTS
@@ -89,6 +98,22 @@ def test_sliding_windows_and_experts_that_are_not_used_cost_nothing():
     of_one = 3 * 32 * 48  # the weights of an expert
     more = 2 * 2 * (of_one + 8 * 32)  # of two layers: another expert for each token, and the router
     assert account(experts, LENGTH).flops_per_token == account(whole, LENGTH).flops_per_token + more
+
+
+HYBRIDS = {  # of four layers, of which one is attention
+    "jamba": lambda **sizes: JambaConfig(**sizes, attn_layer_period=4, attn_layer_offset=1, use_mamba_kernels=False),
+    "lfm2": lambda **sizes: Lfm2Config(**sizes, layer_types=["conv", "conv", "full_attention", "conv"]),
+    "qwen3 next": lambda **sizes: Qwen3NextConfig(**sizes, head_dim=8),
+}
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_layers_without_attention_compare_no_pairs(name):
+    sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
+    config = HYBRIDS[name](**sizes, num_attention_heads=4, num_key_value_heads=2)
+    near, far = account(config, 100, torch.float32), account(config, 200)
+    assert far.flops_per_token - near.flops_per_token == 100 * 4 * 4 * 8
+    assert near.state_bytes_per_1000_tokens == 1000 * 2 * 2 * 8 * 4
 
 
 def test_nothing_is_allocated():
