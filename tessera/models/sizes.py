@@ -74,7 +74,8 @@ def pairs_per_query(config: PreTrainedConfig, context: int) -> list[int]:
     """The largest number of pairs that each kind of memory (or attention) of a layer compares with a query.
 
     A configuration answers by its own `pairs_per_query(context)`; attention sees the whole context, in layers with a
-    sliding window that alone, in linear layers none: the mean over layers. Raises `TesseraError` for a model that has neither.
+    sliding window that alone, in linear layers none: the mean over layers. Raises `TesseraError` for a model that has
+    neither.
     """
     if hasattr(config, "pairs_per_query"):
         return config.pairs_per_query(context)

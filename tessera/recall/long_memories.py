@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tessera.base.devices import device_type
 from tessera.base.shapes import Float, Int
-from tessera.kernels import EntmaxOfRows, Gaussian, Kernel
+from tessera.kernels import Gaussian, Kernel, RowKernel
 from tessera.ops.kernel_regression import Window, interception
 from tessera.recall.index import SMALL_BLOCK, PairIndex
 from tessera.recall.pair_store import PairStore
@@ -29,15 +29,17 @@ def recall_through_index(
 ) -> Float[Tensor, "B H T V"] | None:
     """What `kernel_regression` over all `pairs` gives, up to rounding, or None where it should do so itself.
 
-    That is where gradients are wanted, weights are looked at, the kernel has no threshold (Gaussian) or differs by
-    head, there are fewer than `SHORTEST` pairs, or the keys are such that most of them have to be read: then it is
-    tried again only after `PATIENCE` queries. The index is made as the pairs come and belongs to their buffers, not to
-    the state: it takes a little more memory than the keys, is not saved, and is built again after loading.
+    That is where gradients are wanted, weights are looked at, the kernel has no threshold (Gaussian), there are fewer
+    than `SHORTEST` pairs, or the keys are such that most of them have to be read: then it is tried again only after
+    `PATIENCE` queries. The index is made as the pairs come and belongs to their buffers, not to the state: it takes a
+    little more memory than the keys, is not saved, and is built again after loading.
     """
     batch, heads, count, _ = query.shape
-    wants_gradients = torch.is_grad_enabled() and (query.requires_grad or pairs.key_buffer.requires_grad)
+    of_rows = kernel.row_parameter if isinstance(kernel, RowKernel) else None
+    sources = (query, pairs.key_buffer, pairs.value_buffer, slope, intercept, of_rows)
+    wants_gradients = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in sources)
     is_plain = device_type(query) == "cpu" and not torch.compiler.is_compiling() and not interception.is_active()
-    if wants_gradients or isinstance(kernel, Gaussian | EntmaxOfRows) or not is_plain or pairs.length < SHORTEST:
+    if wants_gradients or isinstance(kernel, Gaussian) or not is_plain or pairs.length < SHORTEST:
         return None
     cache = pairs.tip
     if cache.queries_to_scan > 0:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from tessera.base.shapes import Bool, Float, Int
-from tessera.kernels import Gaussian, Kernel, NearestNeighbours
+from tessera.kernels import Gaussian, Kernel, NearestNeighbours, RowKernel
 from tessera.recall.answers import Certificate, Recall, Support
 from tessera.recall.candidates import Candidates
 from tessera.recall.leaves import LEAF, Leaves
@@ -64,7 +64,9 @@ def search(
     heads, count, _ = queries.vectors.shape
     together = max(1, SCORES_AT_ONCE // (heads * max(1, pairs.length)))
     answers = [
-        _Reader(pairs, blocks, filed, kept, queries.part(part), kernel, tolerance, is_mapped).answer()
+        _Reader(
+            pairs, blocks, filed, kept, queries.part(part), _of_rows(kernel, part, heads, count), tolerance, is_mapped
+        ).answer()
         for part in (slice(first, first + together) for first in range(0, max(1, count), together))
     ]
     if len(answers) == 1:
@@ -76,6 +78,14 @@ def search(
         Support.joined([answer.support for answer in answers], heads),
         certificate,
     )
+
+
+def _of_rows(kernel: Kernel, part: slice, heads: int, count: int) -> Kernel:
+    """`kernel` for some of the queries: what rows have of their own, broadcastable to (H, Q, 1), is one of each row."""
+    parameter = kernel.row_parameter if isinstance(kernel, RowKernel) else None
+    if parameter is None or not isinstance(kernel, RowKernel):
+        return kernel
+    return kernel.with_row_parameter(parameter.expand(heads, count, 1)[:, part].flatten(0, 1))
 
 
 class _Reader:

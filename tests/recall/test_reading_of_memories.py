@@ -20,6 +20,8 @@ def memory_of(kind: type[PairMemory], kernel: str) -> PairMemory:
     for name, parameter in memory.named_parameters():
         if "log_inverse_bandwidth" in name or "log_slope" in name:
             parameter.data += 3.0  # narrow: few pairs have weight
+        if "alpha_logit" in name:
+            parameter.data += torch.linspace(-1.0, 1.0, len(parameter)).to(parameter)
     return memory
 
 
@@ -42,10 +44,15 @@ CUTS = [100, 101, 102, 333, 334, 335, 336, 400]
     ("kernel", "kind"),
     [
         (kernel, kind)
-        for kernel in ("sparsemax", "biweight", "relumax", "gaussian_knn", "normalized_relu")
+        for kernel in ("sparsemax", "biweight", "relumax", "gaussian_knn", "normalized_relu", "entmax")
         for kind in (ContextualMemory, LongTermMemory)
     ],
-    by_default=[("biweight", ContextualMemory), ("gaussian_knn", LongTermMemory), ("normalized_relu", LongTermMemory)],
+    by_default=[
+        ("biweight", ContextualMemory),
+        ("entmax", ContextualMemory),
+        ("gaussian_knn", LongTermMemory),
+        ("normalized_relu", LongTermMemory),
+    ],
 )
 def test_reading_through_the_index_is_the_scan(kind, kernel, monkeypatch):
     memory = memory_of(kind, kernel)
@@ -115,15 +122,20 @@ def test_what_was_filed_of_pairs_that_are_taken_back_is_gone(monkeypatch):
 
 
 def test_what_the_index_cannot_do_is_scanned(monkeypatch):
-    """Gradients, Gaussian memories, heads with kernels of their own, and weights that somebody looks at."""
+    """Gradients, be it of the bandwidth alone, Gaussian memories, and weights that somebody looks at."""
     monkeypatch.setattr(long_memories, "SHORTEST", 16)
     calls = count_calls(monkeypatch)
     x = torch.randn(1, 64, 16, dtype=torch.double)
     memory = memory_of(ContextualMemory, "biweight")
     output, _ = memory(x)
     output.sum().backward()
-    for kernel in ("gaussian", "entmax"):
-        read(memory_of(ContextualMemory, kernel), x, [40, 64])
+    for kernel, learns in (("biweight", "bandwidth"), ("entmax", "alpha")):
+        frozen = memory_of(ContextualMemory, kernel)
+        for name, parameter in frozen.named_parameters():
+            parameter.requires_grad_(learns in name)
+        frozen(x)[0].sum().backward()
+        assert any(parameter.grad is not None for parameter in frozen.parameters())
+    read(memory_of(ContextualMemory, "gaussian"), x, [40, 64])
     with intercepted(lambda call, run: run(call)):
         read(memory, x, [40, 64])
     assert not calls

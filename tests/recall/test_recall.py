@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import tessera.recall
 from tessera.base.errors import TesseraError
-from tessera.kernels import kernel_from_config
+from tessera.kernels import EntmaxOfRows, kernel_from_config
 from tessera.ops.kernel_regression import Window
 from tessera.recall import PairIndex, search
 from tessera.recall import leaves as leaves_module
@@ -263,6 +263,15 @@ def test_gradients_are_those_of_the_scan():
     output = tessera.kernel_regression(queries[None], keys[None], values[None], kernel="biweight", slope=20.0)
     for mine, theirs in zip(ours, torch.autograd.grad(output.sin().sum(), tensors)):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 1000])
+def test_each_head_may_have_a_learned_alpha(at_once, monkeypatch):
+    monkeypatch.setattr(search, "SCORES_AT_ONCE", at_once * 3 * 600)
+    keys, values, queries = near_a_plane(3, 600, 8), random(3, 600, 5), near_a_plane(3, 11, 8, seed=5)
+    kernel = EntmaxOfRows(torch.tensor([1.2, 1.5, 2.0], dtype=torch.double)[:, None, None])
+    output, weights = scan(queries, keys, values, kernel, 40.0, 0.0)
+    check(tessera.recall.build(keys, values).recall(queries, kernel=kernel, slope=40.0), output, weights)
 
 
 def test_bandwidths_are_those_of_the_operation():
