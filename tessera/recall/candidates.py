@@ -5,6 +5,7 @@ from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 
 @dataclass
@@ -19,13 +20,13 @@ class Candidates:
         """Of single scores of the given rows, which ascend."""
         if num_rows == 1:
             return cls(scores.unsqueeze(0), places.unsqueeze(0))
-        counts = torch.bincount(rows, minlength=num_rows)
-        within = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
-        shape = (num_rows, int(counts.max()) if num_rows else 0)
-        padded = scores.new_full(shape, -torch.inf), places.new_zeros(shape)
-        for tensor, entries in zip(padded, (scores, places)):
-            tensor[rows, within] = entries
-        return cls(*padded)
+        if num_rows == 0:
+            return cls(scores.view(0, 0), places.view(0, 0))
+        counts = torch.bincount(rows, minlength=num_rows).tolist()
+        return cls(
+            pad_sequence(scores.split(counts), batch_first=True, padding_value=-torch.inf),
+            pad_sequence(places.split(counts), batch_first=True),
+        )
 
     def joined(self, other: Self) -> Self:
         """These and those of `other`, row by row."""
@@ -38,5 +39,6 @@ class Candidates:
 
     def in_order(self) -> Self:
         """The same, places ascending: of ties the most recent is last, as in a scan."""
-        order = self.places.masked_fill(self.scores == -torch.inf, torch.iinfo(torch.long).max).argsort(1)
+        known = self.places.masked_fill(self.scores == -torch.inf, torch.iinfo(torch.long).max)
+        order = torch.from_numpy(known.cpu().numpy().argsort(1)).to(known.device)  # a third of PyTorch's time
         return type(self)(self.scores.gather(1, order), self.places.gather(1, order))

@@ -245,8 +245,8 @@ class _Reader:
         ]
         rows, scores, places = (torch.cat(tensors) for tensors in zip(*parts))
         if self.num_rows > 1:
-            order = rows.argsort(stable=True)
-            rows, scores, places = rows[order], scores[order], places[order]
+            order = _stable_order(rows, self.num_rows)
+            rows, scores, places = (x.index_select(0, order) for x in (rows, scores, places))
         return Candidates.of(rows, scores, places, self.num_rows)
 
     def _pairs_above(
@@ -351,6 +351,13 @@ class _Reader:
             unseen = (first > queries.newest[:, None]) | (last < queries.oldest[:, None])
             bounds = bounds.masked_fill(unseen, -torch.inf)
         return bounds.flatten(0, 1)
+
+
+def _stable_order(rows: Tensor, num_rows: int) -> Tensor:
+    """`rows.argsort(stable=True)`; a pass for each of a few rows takes half of the time."""
+    if num_rows > FEW_QUERIES:
+        return rows.argsort(stable=True)
+    return torch.cat([(rows == row).nonzero().squeeze(1) for row in range(num_rows)])
 
 
 def _in_memory(rows: Tensor, which: Tensor) -> None:
