@@ -277,7 +277,8 @@ class _Reader:
         else:
             coordinates = coordinates[own_block.unsqueeze(1), known % self.count]
         bounds = torch.bmm(coordinates, codes.index_select(0, leaves).mT)
-        return ~(bounds <= least[known].unsqueeze(-1)) & (asking >= 0).unsqueeze(-1)
+        possible = (bounds <= least[known].unsqueeze(-1)).logical_not_()
+        return possible if self.count == 1 else possible.logical_and_((asking >= 0).unsqueeze(-1))
 
     def _alone(
         self, block: int, leaves: Tensor, asking: Tensor, possible: Tensor, lowest: Tensor
