@@ -9,17 +9,14 @@ A model may answer for itself by three methods; where it has none, rules for tra
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from tessera.base.arguments import explain_all
 from tessera.base.errors import TesseraError
 from tessera.models.sizes import attention_shares, flops_per_sequence, flops_per_token, meta_model, num_parameters
-
-if TYPE_CHECKING:
-    from torch import nn
-    from transformers import PreTrainedConfig, PreTrainedModel
 
 # First match wins; names of parameters in the transformers library.
 _PARTS = (
@@ -44,7 +41,7 @@ class ModelAccount:
     state_bytes_per_1000_tokens: float
 
 
-def account(config: "PreTrainedConfig", context: int, dtype: torch.dtype = torch.bfloat16) -> ModelAccount:
+def account(config: PreTrainedConfig, context: int, dtype: torch.dtype = torch.bfloat16) -> ModelAccount:
     """Count on a model without weights (meta device); `dtype` is that of the state."""
     try:
         model = meta_model(config)
@@ -64,7 +61,7 @@ def account(config: "PreTrainedConfig", context: int, dtype: torch.dtype = torch
     )
 
 
-def training_flops_per_sequence(config: "PreTrainedConfig", length: int) -> int:
+def training_flops_per_sequence(config: PreTrainedConfig, length: int) -> int:
     """Of a forward and a backward pass over `length` tokens: three times those of the forward pass.
 
     What gradient checkpointing computes again is not counted. A model that answers `flops_per_token` itself is asked
@@ -80,7 +77,7 @@ def _ask(model, method, fallback, *arguments):
     return getattr(model, method)(*arguments) if hasattr(model, method) else fallback(model, *arguments)
 
 
-def parameters_by_part(model: "nn.Module") -> dict[str, int]:
+def parameters_by_part(model: nn.Module) -> dict[str, int]:
     """Parameters by the part whose name they bear; tied weights count once, where they appear first."""
     counts: dict[str, int] = {}
     for name, parameter in model.named_parameters():
@@ -89,7 +86,7 @@ def parameters_by_part(model: "nn.Module") -> dict[str, int]:
     return counts
 
 
-def state_bytes_per_token(model: "PreTrainedModel", dtype: "torch.dtype") -> float:
+def state_bytes_per_token(model: PreTrainedModel, dtype: torch.dtype) -> float:
     """A key and a value per key-value head and layer; those of sliding windows do not grow with the context."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads

@@ -8,19 +8,17 @@ import inspect
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
+from transformers import PreTrainedModel
 
 from tessera.base.errors import expect
 from tessera.models.carried_state import last_logits, reads_on
 from tessera.models.causality import evaluating
 from tessera.models.forking import fork, state_bytes
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 @dataclass
@@ -106,7 +104,7 @@ class _Row:
 
 
 def continuation_likelihoods(
-    model: "PreTrainedModel",
+    model: PreTrainedModel,
     requests: Sequence[Request],
     *,
     batch_size: int = 8,
@@ -192,7 +190,7 @@ class Reader:
         continues: whether it can, so that reading in parts equals reading at once.
     """
 
-    def __init__(self, model: "PreTrainedModel") -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         alignment = getattr(model.config, "segment_alignment", "left")  # others cut a text by its length
         self._is_cut_by_length = alignment != "left"

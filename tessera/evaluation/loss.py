@@ -8,11 +8,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from tessera.base.arguments import explain_all
 from tessera.base.errors import expect
@@ -24,9 +25,6 @@ from tessera.evaluation.provenance import provenance
 from tessera.models.causality import evaluating
 from tessera.models.transformer import context_limit
 from tessera.ops.linear_cross_entropy import IGNORED
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class EvaluationText:
     begin_token: bool = False
     end_token: bool = True
 
-    def windows(self, tokenizer: "PreTrainedTokenizerFast", limit: int | None, cache: Path) -> ValidationWindows:
+    def windows(self, tokenizer: PreTrainedTokenizerFast, limit: int | None, cache: Path) -> ValidationWindows:
         """At most `limit` sequences; the tokens are stored in `cache`."""
         special_tokens = {"begin_token": self.begin_token, "end_token": self.end_token}
         split = Split.of(open_or_build(self.source, tokenizer, cache, **special_tokens))
@@ -56,8 +54,8 @@ class EvaluationText:
 
 
 def evaluate_text(
-    model: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerFast",
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
     text: EvaluationText,
     *,
     sequences: int | None = None,
@@ -102,7 +100,7 @@ def evaluate_text(
     }
 
 
-def _expect_same_vocabulary(model: "PreTrainedModel", split: Split) -> None:
+def _expect_same_vocabulary(model: PreTrainedModel, split: Split) -> None:
     largest, size = split.store.description.largest_token, model.config.get_text_config().vocab_size
     needed, advice = f"fit the model (vocab_size {size})", "The folder holds another model's tokenizer."
     expect(largest < size, "eval", "the tokenizer", needed, f"token id {largest}", advice)

@@ -4,10 +4,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from tessera.base.dataclass_io import from_json
 from tessera.base.errors import TesseraError, did_you_mean, expect
@@ -18,10 +19,6 @@ from tessera.models.transformer import context_limit
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.tasks.question_answering import NOT_IN_TEXT, QuestionTask
 from tessera.tasks.task import TASKS, Estimate, Task, TokenExamples, estimate
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
-
 
 DRAWN_TOGETHER = 8  # examples of a seed
 
@@ -52,7 +49,7 @@ def make_task(name: str, settings: list[str], trained: Mapping[str, Any] | None 
         raise TesseraError(f"eval: task {name} refuses its settings ({' '.join(str(error).split())}).") from None
 
 
-def expect_tokens_of(task: QuestionTask, tokenizer: "PreTrainedTokenizerFast", name: str) -> None:
+def expect_tokens_of(task: QuestionTask, tokenizer: PreTrainedTokenizerFast, name: str) -> None:
     """Raise `TesseraError` where the tokens of `task` are other words to the model: its scores would mean nothing."""
     tokens = [task.vocabulary.id_to_token(number) for number in range(task.vocabulary.get_vocab_size())]
     if tokenizer.convert_ids_to_tokens(list(range(min(len(tokens), len(tokenizer))))) != tokens:
@@ -61,7 +58,7 @@ def expect_tokens_of(task: QuestionTask, tokenizer: "PreTrainedTokenizerFast", n
 
 
 def score_task(
-    model: "PreTrainedModel",
+    model: PreTrainedModel,
     task: Task,
     *,
     examples: int = 256,
@@ -133,7 +130,7 @@ def score_batches(
 
 
 def task_report(
-    model: "PreTrainedModel",
+    model: PreTrainedModel,
     name: str,
     task: Task,
     lengths: list[int] | None,
@@ -165,7 +162,7 @@ def task_report(
 
 
 @torch.no_grad()
-def _logits(model: "PreTrainedModel", tokens: Tensor, precision: str) -> Tensor:
+def _logits(model: PreTrainedModel, tokens: Tensor, precision: str) -> Tensor:
     longest, length = context_limit(model.config), tokens.shape[1]
     needed = f"make examples of at most {longest} tokens, the positions that this model has learned"
     expect(longest is None or length <= longest, "eval", "--lengths", needed, f"{length} tokens")

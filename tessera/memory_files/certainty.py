@@ -1,7 +1,7 @@
 """How sure one can be that a text answers a question: measured on questions that texts answer, and on others."""
 
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -11,9 +11,7 @@ from tessera.base.dataclass_io import from_json
 from tessera.evaluation.questions import question_logits
 from tessera.models.carried_state import read_on
 from tessera.ops.linear_cross_entropy import IGNORED
-
-if TYPE_CHECKING:
-    from tessera.tasks.question_answering import QuestionTask
+from tessera.tasks.question_answering import QuestionTask
 
 NAME = "certainty"  # of the field of a model's generation_config
 CONTEXTS, AT_ONCE, QUESTIONS = 128, 8, 4  # of the measurement
@@ -84,7 +82,7 @@ def features(logits: Tensor, without: Tensor, unknown: int) -> Tensor:
 
 
 @torch.no_grad()
-def measured(model: Any, task: "QuestionTask", tokens: int, segment: int) -> Certainty | None:
+def measured(model: Any, task: QuestionTask, tokens: int, segment: int) -> Certainty | None:
     """How well answers tell whether texts of so many tokens hold them, on validation texts; None: not of this task.
 
     They hold about half of the answers. Weights are fitted to every second batch of contexts, by logistic regression,

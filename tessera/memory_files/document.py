@@ -5,19 +5,17 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from tessera.base.errors import TesseraError, expect_text, first_line
 from tessera.data.encoding import PIECE, located_tokens
 from tessera.data.sources import BUNDLED, TEXT_ENDINGS, text_files
 from tessera.data.text_files import located_text_of_file, text_of_file, utf8_sizes
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 # How the names of files end that markitdown, an optional package, makes text of, and its class that does. No other may
 # try: what cannot be read as what it is called would be taken for plain text.
@@ -47,7 +45,7 @@ class Document:
 
 
 def read_document_text(
-    source: "Path | str | Iterable[str]", tokenizer: "PreTrainedTokenizerFast", name: str, where: str
+    source: "Path | str | Iterable[str]", tokenizer: PreTrainedTokenizerFast, name: str, where: str
 ) -> Document:
     """The tokens of a file (a `Path`) or of a text, which may come in pieces; without state.
 

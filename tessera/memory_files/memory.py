@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from tessera.base.checkpoints import tensor_checksum
 from tessera.base.errors import expect
@@ -25,9 +26,6 @@ from tessera.models.recurrence.state import MADE_BY
 from tessera.models.saving.state_file import KIND, StateFile, save_values
 from tessera.models.stack import StackForCausalLM
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
-
 ANY_FILE = (-1,)  # no file has this mark
 
 
@@ -42,9 +40,7 @@ class Memory:
     >>> memory.ask("Where is Mary?").text  # doctest: +SKIP
     """
 
-    def __init__(
-        self, model: "PreTrainedModel | None" = None, tokenizer: "PreTrainedTokenizerFast | None" = None
-    ) -> None:
+    def __init__(self, model: PreTrainedModel | None = None, tokenizer: PreTrainedTokenizerFast | None = None) -> None:
         """Without a model, a file can be looked at; one of pairs can be merged with others, and forget."""
         is_fast = (tokenizer is None) == (model is None) and (model is None or hasattr(tokenizer, "backend_tokenizer"))
         expect(is_fast, "Memory", "tokenizer", "be the model's, a fast one of transformers", type(tokenizer).__name__)
@@ -263,7 +259,7 @@ def _is_file_name(text: str) -> bool:
         return False
 
 
-def made_by(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast") -> dict[str, str]:
+def made_by(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
     """What a memory belongs to: digests of the settings and weights of its model, and of its tokenizer."""
     settings = model.config.to_dict()
     for name in ("transformers_version", "dtype", "_name_or_path"):  # another release may write them otherwise

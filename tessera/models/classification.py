@@ -6,7 +6,6 @@ model's folder loads into a classifier whose head is new.
 
 from typing import Any
 
-from torch import nn
 from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
@@ -65,21 +64,6 @@ class PRMTModel(SegmentedHiddenStates, PRMTForCausalLM):
     """PRMT down to the hidden states."""
 
 
-class SegmentedClassifier(SegmentedPreTrainedModel):
-    """Plumbing of classifiers on segmented models, whose embeddings are those of the model inside."""
-
-    def get_input_embeddings(self) -> Any:
-        """The base model's."""
-        return self.model.get_input_embeddings()
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Set the base model's."""
-        self.model.set_input_embeddings(value)
-
-    def get_output_embeddings(self) -> Any:
-        """None: labels are no tokens."""
-
-
 # Task -> transformers' head, the Auto class, and the names that it goes by.
 HEADS = {
     "SequenceClassification": (
@@ -115,9 +99,9 @@ CLASSIFIERS: dict[type[PreTrainedConfig], tuple[type[PreTrainedModel] | None, di
     MemoryMosaicV2Config: (None, _classifiers("MemoryMosaicV2", MemoryMosaicV2PreTrainedModel)),
     LinearAttentionConfig: (None, _classifiers("LinearAttention", LinearAttentionPreTrainedModel)),
     LSTMConfig: (LSTMModel, _classifiers("LSTM", LSTMPreTrainedModel)),
-    ARMTConfig: (ARMTModel, _classifiers("ARMT", SegmentedClassifier, ARMTConfig)),
-    RMTConfig: (RMTModel, _classifiers("RMT", SegmentedClassifier, RMTConfig)),
-    PRMTConfig: (PRMTModel, _classifiers("PRMT", SegmentedClassifier, PRMTConfig)),
+    ARMTConfig: (ARMTModel, _classifiers("ARMT", SegmentedPreTrainedModel, ARMTConfig)),
+    RMTConfig: (RMTModel, _classifiers("RMT", SegmentedPreTrainedModel, RMTConfig)),
+    PRMTConfig: (PRMTModel, _classifiers("PRMT", SegmentedPreTrainedModel, PRMTConfig)),
 }
 
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
@@ -76,15 +76,11 @@ class LSTMState(State):
         return self.length
 
 
-class LSTMPreTrainedModel(SavesWithCode, PreTrainedModel):
+class LSTMPreTrainedModel(SavesWithCode):
     """Hugging Face plumbing."""
 
     config_class = LSTMConfig
     base_model_prefix = "model"
-
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        return False
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, (nn.Embedding, nn.Linear)):
@@ -107,7 +103,6 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
     """
 
     _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight"}
-    _is_stateful = True  # the state cannot be cropped
 
     def __init__(self, config: LSTMConfig):
         super().__init__(config)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
@@ -35,20 +35,12 @@ from tessera.models.stack_state import StackState, last_document, read_documents
 from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
 
 
-class StackPreTrainedModel(SavesWithCode, PreTrainedModel):
+class StackPreTrainedModel(SavesWithCode):
     """Hugging Face plumbing common to the library's stacks. Subclasses add their own `parts`."""
 
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _is_stateful = True  # the state cannot be cropped, as assisted generation would ask
     parts = {"embeddings": "embed_tokens", "lm_head": "lm_head", "norms": "norm."}
-
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        return False
-
-    def _returns_dict(self, return_dict: bool | None) -> bool:
-        return self.config.return_dict if return_dict is None else return_dict
 
     def parameters_by_part(self) -> dict[str, int]:
         """Parameters of each of `parts` (name -> what its parameters' names contain, first match); shared ones once."""
@@ -302,17 +294,11 @@ class StackForCausalLM(StackPreTrainedModel, DraftedGeneration, GenerationMixin)
         returns_dict = self._returns_dict(return_dict)
         is_deferred = skip_logits is None and loss is not None and self.training and returns_dict
         fields = {name: outputs[name] for name in ("past_key_values", "hidden_states", "attentions") if name in outputs}
-        output = self._output(loss, hidden[:, kept], is_deferred, not skip_logits, fields)
-        return output if returns_dict else output.to_tuple()
-
-    def _output(
-        self, loss: Tensor | None, hidden: Tensor, is_deferred: bool, has_logits: bool, fields: dict[str, Any]
-    ) -> CausalLMOutputWithPast:
-        """With the logits of `hidden`, if any; deferred, they are made when somebody looks."""
         if is_deferred and not torch.compiler.is_compiling():
-            return LazyOutput(loss=loss, logits=LazyLogits(self._logits, hidden, self.lm_head), **fields)
-        logits = self._logits(hidden) if has_logits and not is_deferred else None
-        return CausalLMOutputWithPast(loss=loss, logits=logits, **fields)
+            return LazyOutput(loss=loss, logits=LazyLogits(self._logits, hidden[:, kept], self.lm_head), **fields)
+        logits = None if skip_logits or is_deferred else self._logits(hidden[:, kept])
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, **fields)
+        return output if returns_dict else output.to_tuple()
 
     def _logits(self, hidden: Tensor) -> Tensor:
         logits = self.lm_head(hidden)

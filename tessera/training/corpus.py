@@ -5,9 +5,8 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tessera.base.checkpoints import publish, verify
 from tessera.base.errors import TesseraError, expect, first_line
@@ -18,9 +17,6 @@ from tessera.data.tokenizers import build_tokenizer
 from tessera.data.windows import Split
 from tessera.recipes.sections import DataSection, Recipe
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
 STORES = "stores"
 
 
@@ -28,7 +24,7 @@ STORES = "stores"
 class Corpus:
     """Tokenizer, training tokens and validation tokens of a run."""
 
-    tokenizer: "PreTrainedTokenizerFast"
+    tokenizer: PreTrainedTokenizerFast
     training: Split
     validation: Split
 
@@ -78,7 +74,7 @@ def _expect_no_split(data: DataSection, name: str, source: TextSource) -> None:
     expect(is_meant, "data", name, f"be left out for {source.name}, which has no splits", repr(split))
 
 
-def _new_tokenizer(recipe: Recipe, text: TextSource, cache: Path) -> "PreTrainedTokenizerFast":
+def _new_tokenizer(recipe: Recipe, text: TextSource, cache: Path) -> PreTrainedTokenizerFast:
     """A tokenizer as the recipe says; one that is trained on the text is kept in the cache."""
     spec = recipe.tokenizer
     if spec.type != "bpe":
@@ -99,7 +95,7 @@ def _new_tokenizer(recipe: Recipe, text: TextSource, cache: Path) -> "PreTrained
     return tokenizer
 
 
-def load_saved_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
+def load_saved_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """What `save_pretrained` wrote into `folder`. Raises `TesseraError` when it cannot be read."""
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

@@ -16,9 +16,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
+from transformers import PreTrainedTokenizerFast
 
 from tessera.base.checkpoints import FOLDER, MANIFEST, TEMPORARY, checkpoints, describe, differences, latest_complete
 from tessera.base.dataclass_io import read_dataclass
@@ -32,10 +33,6 @@ from tessera.recipes.recipe import recipe_to_dict
 from tessera.recipes.sections import Recipe
 from tessera.training.model_card import is_generated_card
 from tessera.training.training_data import TrainingData
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
 
 RECIPE = "recipe.yaml"
 # What changes no weight: they may differ when a run goes on.
@@ -122,7 +119,7 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
 INPUTS, TOKENIZER = "inputs.json", "tokenizer.json"
 
 
-def write_tokenizer(run: Path, tokenizer: "PreTrainedTokenizerFast") -> None:
+def write_tokenizer(run: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     """Put the tokenizer's files into `run`, each complete or not at all, `tokenizer.json` last."""
     temporary = run / "tokenizer.tmp"
     remove(temporary)

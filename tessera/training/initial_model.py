@@ -1,8 +1,8 @@
 """The model that a run begins with: new weights, those of another run, or a memory around a trained base."""
 
 import inspect
-from typing import TYPE_CHECKING
 
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tessera.base.errors import TesseraError
@@ -13,13 +13,10 @@ from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.recipes.model_section import base_folder, build_model, config_for
 from tessera.recipes.sections import Recipe, TrainingSection
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
-
 
 def starting_model(
-    recipe: Recipe, tokenizer: "PreTrainedTokenizerFast", largest_token: int = -1, context: int | None = None
-) -> "PreTrainedModel":
+    recipe: Recipe, tokenizer: PreTrainedTokenizerFast, largest_token: int = -1, context: int | None = None
+) -> PreTrainedModel:
     """The model of the recipe, for sequences of `context` tokens (default: the recipe's).
 
     Raises `TesseraError`: a model that cannot be built or loaded, weights that were trained with other tokens, what
@@ -38,7 +35,7 @@ def starting_model(
     return model
 
 
-def follow_recipe(model: "PreTrainedModel", recipe: Recipe) -> None:
+def follow_recipe(model: PreTrainedModel, recipe: Recipe) -> None:
     """Where the recipe says so, leave the base of ARMT, RMT and PRMT as it is.
 
     Raises `TesseraError`: a model without a base, or one that takes no document_ids where the recipe gives them.
@@ -54,7 +51,7 @@ def follow_recipe(model: "PreTrainedModel", recipe: Recipe) -> None:
         raise TesseraError(f"data.document_ids must be false for model type {recipe.model['type']}; got true.")
 
 
-def enable_checkpointing(model: "PreTrainedModel", section: TrainingSection) -> None:
+def enable_checkpointing(model: PreTrainedModel, section: TrainingSection) -> None:
     """Have the layers' activations computed again in the backward pass, where and as often as the recipe says."""
     if section.gradient_checkpointing:
         # transformers 5.2x renames the method and warns about the older name
@@ -65,7 +62,7 @@ def enable_checkpointing(model: "PreTrainedModel", section: TrainingSection) -> 
             layer.gradient_checkpointing = index % section.checkpoint_layers_every == 0
 
 
-def _expect_same_tokens(key: str, start: str, tokenizer: "PreTrainedTokenizerFast") -> None:
+def _expect_same_tokens(key: str, start: str, tokenizer: PreTrainedTokenizerFast) -> None:
     """Weights mean nothing for a tokenizer that gives the same text other ids."""
     if load_tokenizer(start).get_vocab() != tokenizer.get_vocab():
         raise TesseraError(

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from tessera.base.arguments import explain_all
 from tessera.base.files import remove, sync, write_text_atomically, writing
@@ -37,9 +38,6 @@ from tessera.training.optimizer import schedule_factor, stage_options
 from tessera.training.run_log import MetricsFile, RunLog, expect_trackers, median_speed, trackers
 from tessera.training.staged_data import open_data
 from tessera.training.training_data import TrainingData
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
@@ -154,7 +152,7 @@ def _begin(claim: Claim, checkpoints: Checkpoints, run_log: RunLog) -> None:
     run_log.trackers = trackers(claim.recipe, claim.run, checkpoints.step)
 
 
-def _prepare(model: "PreTrainedModel", recipe: Recipe, processes: Processes) -> None:
+def _prepare(model: PreTrainedModel, recipe: Recipe, processes: Processes) -> None:
     """Where and how it will compute, and from which random state."""
     section = recipe.training
     enable_checkpointing(model, section)
@@ -182,7 +180,7 @@ def _extension(recipe: Recipe, run: Path, step: int) -> list[str]:
 def publish_model(
     recipe: Recipe,
     run: Path,
-    model: "PreTrainedModel",
+    model: PreTrainedModel,
     data: TrainingData,
     stages: list[TrainingProgress],
     validation: dict[str, float],
@@ -209,7 +207,7 @@ def publish_model(
     return summary
 
 
-def write_model_files(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
+def write_model_files(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """What loads a model, but for its weights."""
     model.config.save_pretrained(folder)
     if model.can_generate():
@@ -217,7 +215,7 @@ def write_model_files(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerF
     tokenizer.save_pretrained(folder)
 
 
-def _write_sharded_model(model: "PreTrainedModel", data: TrainingData, folder: Path) -> None:
+def _write_sharded_model(model: PreTrainedModel, data: TrainingData, folder: Path) -> None:
     """All processes write their shards; the first then merges these, a file at a time."""
     if data.processes.is_first:
         folder.mkdir(parents=True)
@@ -248,7 +246,7 @@ def _move_into_run(temporary: Path, run: Path) -> None:
 def _summary(
     recipe: Recipe,
     run: Path,
-    model: "PreTrainedModel",
+    model: PreTrainedModel,
     data: TrainingData,
     stages: list[TrainingProgress],
     validation: dict[str, float],

@@ -1,7 +1,7 @@
 """What ARMT, RMT and PRMT share: a language model read segment by segment, with a memory carried between them.
 
-A call walks modeling (the Hugging Face face) -> reading (the loop over segments) -> segment_runner (one call of the
-base model) -> layer_hooks (what a memory does around the base's layers); collector keeps what comes of it.
+A call walks modeling (the Hugging Face face) -> segment_runner (the loop over segments, each a call of the base model)
+-> layer_hooks (what a memory does around the base's layers); collector keeps what comes of it.
 """
 
 from tessera.base.arguments import explain_all

@@ -1,16 +1,45 @@
 """What a reading gives of its ordinary tokens, collected segment by segment: logits, loss, hidden states."""
 
+import weakref
+from collections.abc import Callable
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from tessera.base.errors import expect
-from tessera.models.recurrence.followed import Followed, Seen
 from tessera.models.recurrence.segment_loss import SegmentLoss
-from tessera.models.recurrence.segment_runner import SegmentResult
 from tessera.models.recurrence.segmented_input import SegmentedInput, Span, scattered
+from tessera.models.recurrence.state import MemoryState
+
+
+class Seen(NamedTuple):
+    """`source[..., *parts]`, which is returned, of `source`, which the model goes on with."""
+
+    source: Tensor
+    parts: tuple[slice, ...] = ()
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """This part of a tensor of the source's shape."""
+        index: Any = (..., *self.parts)
+        return tensor[index]
+
+
+class SegmentResult(NamedTuple):
+    """What a segment's call gave: its `Segment.needed`, the memory after it, the base's cache (while it is open).
+
+    `hidden_states`: before each layer, and the input of the head. `attentions`: (B, H, n, before + n) of each layer.
+    `balance`: the balancing loss of a base with experts, where its configuration asks for it.
+    """
+
+    output: Tensor | None
+    memory: MemoryState | None
+    cache: Any = None
+    hidden_states: tuple[Seen, ...] = ()
+    attentions: tuple[Seen, ...] = ()
+    balance: Tensor | None = None
 
 
 class Collector:
@@ -205,3 +234,43 @@ class StepWriter:
             self.entries.append((places, chosen))
         else:
             self._room(values, values.shape[-1]).flatten(0, 1).index_copy_(0, places, chosen)
+
+
+class Followed:
+    """The parts of one whole tensor, whose gradient somebody may ask for by its `retain_grad`.
+
+    What follows in the model was computed from the tensors of the segments, not from the whole: their gradients are
+    added.
+    """
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[Seen, Tensor, Callable[[Tensor, Tensor], None]]] = []
+
+    def part(self, seen: Seen, add: Callable[[Tensor, Tensor], None]) -> Tensor:
+        """The part itself; `add(whole, values)` adds values of its shape to its place in the whole."""
+        part = seen.of(seen.source)
+        if part.requires_grad and not torch.compiler.is_compiling():
+            self.parts.append((seen, part, add))
+        return part
+
+    def whole(self, whole: Tensor) -> Tensor:
+        """`whole`, whose retained gradient will have what reaches its parts through the model."""
+        whole = whole.view_as(whole) if any(whole is slice_of_whole for _, slice_of_whole, _ in self.parts) else whole
+        for seen, slice_of_whole, add in self.parts:
+            direct: dict[str, Tensor] = {}  # what reaches the part through the whole, which autograd adds by itself
+            slice_of_whole.register_hook(partial(direct.__setitem__, "gradient"))
+            seen.source.register_hook(partial(_pass_on, weakref.ref(whole), direct, seen, add))
+        return whole
+
+
+def _pass_on(
+    reference: Callable[[], Tensor | None],
+    direct: dict[str, Tensor],
+    seen: Seen,
+    add: Callable[[Tensor, Tensor], None],
+    gradient: Tensor,
+) -> None:
+    gradient, through_whole, whole = seen.of(gradient), direct.pop("gradient", None), reference()
+    if whole is not None and whole.retains_grad:
+        whole.grad = torch.zeros_like(whole) if whole.grad is None else whole.grad
+        add(whole.grad, gradient if through_whole is None else gradient - through_whole)

@@ -39,7 +39,6 @@ from tessera.models.recurrence.cache import SegmentCache
 from tessera.models.recurrence.collector import Collector
 from tessera.models.recurrence.configuration import SegmentedConfig
 from tessera.models.recurrence.layer_hooks import keep_last_hidden, leave_out_unneeded, wrap_layers
-from tessera.models.recurrence.reading import Reading, read
 from tessera.models.recurrence.segment_loss import (
     SegmentLoss,
     balancing_weight,
@@ -90,42 +89,21 @@ class SegmentedOutput(LooksUpLogits):
     penalty: Tensor | None = None
 
 
-class SegmentedPreTrainedModel(SavesWithCode, PreTrainedModel):
-    """Hugging Face plumbing: embeddings are the base model's, the state is neither cropped nor a `Cache`."""
+class SegmentedPreTrainedModel(SavesWithCode):
+    """Hugging Face plumbing."""
 
     config_class = SegmentedConfig
     base_model_prefix = "base"
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = True
-    _is_stateful = True  # the memory cannot be cropped, as assisted generation would ask
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
 
-    def get_input_embeddings(self) -> nn.Embedding:
-        """The base model's."""
-        return self.base.get_input_embeddings()
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Set the base model's."""
-        self.base.set_input_embeddings(value)
-
-    def get_output_embeddings(self) -> nn.Module:
-        """The base model's."""
-        return self.base.get_output_embeddings()
-
-    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        """Set the base model's."""
-        self.base.set_output_embeddings(new_embeddings)
-
     @classmethod
     def _can_set_experts_implementation(cls) -> bool:
         return True  # of the base; transformers looks for experts in the source of this class
-
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        return False
 
 
 class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
@@ -183,6 +161,14 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
     @abstractmethod
     def _memory(self) -> SegmentMemory:
         """The memory with its present parameters."""
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The base model's, as those of its input, which transformers finds by `base_model`."""
+        return self.base.get_output_embeddings()
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        """Set the base model's."""
+        self.base.set_output_embeddings(new_embeddings)
 
     @property
     def base_model(self) -> SegmentedBackbone:
@@ -295,7 +281,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         state = None if cache is not None or memory_state is None else self._fitting(memory_state, text.shape[0])
         loss = self._loss(labels, shift_labels, loss_mask, text)
         config = self.config
-        returns_dict = config.return_dict if return_dict is None else return_dict
+        returns_dict = self._returns_dict(return_dict)
         is_deferred = skip_logits is None and self.training and loss is not None and returns_dict
         is_lazy = is_deferred and not torch.compiler.is_compiling()
         collector = Collector(
@@ -310,38 +296,24 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         )
         runner = self.segment_runner(cache is None)
         options = {"use_cache": use_cache, "extend_segment": extend_segment, "keep_states": output_segment_states}
-        reading = read(runner, text, collector, state, cache, **options)
-        head = self.get_output_embeddings()
-        logits = LazyLogits(head, collector.head_input(), head) if is_lazy else collector.logits.value()
-        value, penalty = None, runner.memory.penalty()
+        reading = runner.read(text, collector, state, cache, **options)
+        value, penalty, head = None, runner.memory.penalty(), self.get_output_embeddings()
         if loss is not None:
             value = counted_as_used(loss.value(num_items_in_batch), self.memory_parameters())
             penalty = loss.share(penalty, num_items_in_batch)
-        output = self._output(reading, collector, logits, value, penalty, output_segment_states)
-        return output if returns_dict else output.to_tuple()
-
-    def _output(
-        self,
-        reading: Reading,
-        collector: Collector,
-        logits: Tensor | LazyLogits | None,
-        loss: Tensor | None,
-        penalty: Tensor | None,
-        has_states: bool,
-    ) -> SegmentedOutput:
-        """What was read and collected; in training the loss holds the penalty."""
-        if loss is not None and penalty is not None and self.training:
-            loss = loss + penalty
-        return SegmentedOutput(
-            loss=loss,
-            logits=logits,
+            if penalty is not None and self.training:
+                value = value + penalty
+        output = SegmentedOutput(
+            loss=value,
+            logits=LazyLogits(head, collector.head_input(), head) if is_lazy else collector.logits.value(),
             past_key_values=reading.cache,
             memory_state=reading.memory,
-            segment_states=reading.states if has_states else None,
+            segment_states=reading.states if output_segment_states else None,
             hidden_states=collector.hidden_states_of_layers(),
             attentions=collector.attentions_of_layers(),
             penalty=penalty,
         )
+        return output if returns_dict else output.to_tuple()
 
     def parameters_by_part(self) -> dict[str, int]:
         """Parameters of the base model and of the memory."""

@@ -1,8 +1,8 @@
-"""One call of the base model over (a part of) one segment, with its memory around the base's layers."""
+"""Reading a text: one loop over its segments, each a call of the base model with a memory around its layers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -12,11 +12,14 @@ from transformers import initialization as init
 
 from tessera.base.errors import TesseraError, expect
 from tessera.base.state import State
+from tessera.models.forking import fitting
 from tessera.models.recurrence.base_model import position_table, skips_padding
+from tessera.models.recurrence.cache import OpenSegment, SegmentCache, remembering
+from tessera.models.recurrence.collector import Collector, Seen, SegmentResult
 from tessera.models.recurrence.configuration import SegmentedConfig
-from tessera.models.recurrence.followed import Seen
 from tessera.models.recurrence.layer_hooks import LayerHooks
-from tessera.models.recurrence.state import MemoryState
+from tessera.models.recurrence.segmented_input import SegmentedInput, Span
+from tessera.models.recurrence.state import MemoryState, RowMemories
 
 
 @dataclass(frozen=True)
@@ -45,21 +48,6 @@ class Segment:
     def steps(self) -> int:
         """n."""
         return self.embeddings.shape[1]
-
-
-class SegmentResult(NamedTuple):
-    """What a segment's call gave: its `Segment.needed`, the memory after it, the base's cache (while it is open).
-
-    `hidden_states`: before each layer, and the input of the head. `attentions`: (B, H, n, before + n) of each layer.
-    `balance`: the balancing loss of a base with experts, where its configuration asks for it.
-    """
-
-    output: Tensor | None
-    memory: MemoryState | None
-    cache: Any = None
-    hidden_states: tuple[Seen, ...] = ()
-    attentions: tuple[Seen, ...] = ()
-    balance: Tensor | None = None
 
 
 class MemoryTokens(nn.Module):
@@ -139,8 +127,16 @@ class SegmentMemory(ABC, Generic[MemoryT, HooksT]):
         return None
 
 
+class Reading(NamedTuple):
+    """What a text left: the memory after the last closed segments, the open ones, the memory after every segment."""
+
+    memory: MemoryState | None
+    cache: SegmentCache | None
+    states: tuple[MemoryState, ...]
+
+
 class SegmentRunner:
-    """Calls `base` with `memory`. It holds references alone and is made anew for each text.
+    """Reads a text by calls of `base` with `memory`. It holds references alone and is made anew for each text.
 
     `first_position`: what the base's `position_ids` begin with; None: it counts by itself.
     """
@@ -160,6 +156,70 @@ class SegmentRunner:
         positions = self.front + config.segment_size + config.num_memory_tokens
         # Whether rows of different lengths can be one batch.
         self.joins_rows = first_position is not None and skips_padding(base, positions)
+
+    def read(
+        self,
+        text: SegmentedInput,
+        collector: Collector,
+        memory: MemoryState | None = None,
+        cache: SegmentCache | None = None,
+        *,
+        use_cache: bool = False,
+        extend_segment: bool = False,
+        keep_states: bool = False,
+    ) -> Reading:
+        """Read `text` after `cache`, else after `memory`, segment by segment; `collector` takes what comes of it.
+
+        Rows that have ended are left out of the following segments. Every row gives what it gives alone.
+        """
+        config, most = self.config, self.config.backprop_segments
+        opened = {} if cache is None else dict(cache.groups)
+        memories, open_groups, states = RowMemories(range(text.shape[0]), memory), [], []
+        if cache is not None:
+            memories.parts = [(rows, open_.memory and open_.memory.recordable()) for rows, open_ in cache.groups]
+        lengths = [(rows, open_.length) for rows, open_ in opened.items()]
+        cut = (config.segment_size, config.segment_alignment, self.joins_rows, lengths, use_cache, extend_segment)
+        for spans in text.segments(*cut):
+            for span in spans:  # as a rule one
+                segment = self._segment(text, span, opened.pop(span.rows, None), collector)
+                # Gradients of a row stop behind a segment that more than its last `backprop_segments` follow.
+                is_cut = [
+                    config.backprop_segments is not None and n >= config.backprop_segments for n in span.following
+                ]
+                asks = segment.needed != "nothing" or segment.hidden_states or segment.attentions
+                with torch.set_grad_enabled(torch.is_grad_enabled() and (asks or not all(is_cut))):
+                    result = self.run(segment, memories.take(span.rows))
+                collector.add(span, result, segment.before)
+                if not span.close:
+                    open_groups.append((span.rows, _open_segment(segment, result)))
+                memories.put(span.rows, result.memory and result.memory.detach_rows(is_cut))
+            if keep_states and any(span.close for span in spans):  # all of them in memory at once
+                states.append(memories.all(self.memory.empty))
+        total = text.shape[1] + (0 if cache is None else cache.total)
+        after = SegmentCache(tuple(open_groups), total, self.model) if use_cache else None
+        end = memories.all(self.memory.empty)
+        known = tuple(replace(state, model=self.model) for state in states if state)
+        return Reading(end and replace(end, model=self.model), after, known)
+
+    def _segment(self, text: SegmentedInput, span: Span, before: OpenSegment | None, collector: Collector) -> Segment:
+        embeddings, visible, read = text.embeddings(span), text.visible(span), 0
+        if before is not None:
+            read = before.length
+            if visible is not None or before.visible is not None:
+                ones = torch.ones(len(span.rows), 1, dtype=torch.bool, device=embeddings.device)
+                old = ones.expand(-1, read) if before.visible is None else before.visible.to(ones.device)
+                visible = torch.cat([old, ones.expand(-1, span.steps) if visible is None else visible], 1)
+        return Segment(
+            embeddings,
+            read,
+            span.close,
+            None if before is None else fitting(before.again(), embeddings),
+            visible,
+            None if span.is_even else torch.tensor(span.lengths, device=embeddings.device),
+            collector.needs(span),
+            collector.hidden_states,
+            collector.attentions is not None,
+        )
 
     def run(self, segment: Segment, state: MemoryState | None) -> SegmentResult:
         """Read `segment` after the memory `state` (None: nothing was read), whose rows may serve several each."""
@@ -258,3 +318,9 @@ class SegmentRunner:
             return torch.cat([ordinary, after + first + count], 1)
         after = after + self.front + segment.lengths[:, None]
         return torch.cat([ordinary.expand(len(after), -1), after], 1)
+
+
+def _open_segment(segment: Segment, result: SegmentResult) -> OpenSegment:
+    length, rows = segment.before + segment.steps, segment.embeddings.shape[0]
+    cache = remembering(result.cache)
+    return OpenSegment(result.memory, cache, cache.get_seq_length(), length, segment.visible, rows)

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +30,18 @@ def segment_borders(length: int, size: int, alignment: str = "left") -> list[tup
             size = math.ceil(length / math.ceil(length / size))
         cuts = [*range(0, length, size), length]
     return list(itertools.pairwise(cuts))
+
+
+def _borders(length: int, size: int, alignment: str, before: int | None, extends: bool) -> list[tuple[int, int]]:
+    """The segments of `length` tokens: behind `before` tokens of an open one, what fits into that one first.
+
+    An open segment that is full is closed by a part without tokens; one that `extends` is never full.
+    """
+    if before is None:
+        return segment_borders(length, size, alignment)
+    room = length if extends else min(size - before, length)
+    rest = segment_borders(length - room, size) if length > room else []
+    return [(0, room)] + [(start + room, end + room) for start, end in rest]
 
 
 def random_segments(
@@ -79,35 +91,6 @@ class Span:
     def end(self) -> int:
         """The furthest position behind it."""
         return max(map(sum, zip(self.starts, self.lengths)))
-
-
-@dataclass(frozen=True)
-class Cut:
-    """How a text is cut.
-
-    Attributes:
-        size, alignment: of the segments. is_together: whether rows of different lengths can be one batch. keep_open:
-            whether each row's last segment stays open. extend: whether an open one never ends. open_segments: after a
-            cache its rows and how many tokens their open segment has, for each of its groups.
-    """
-
-    size: int
-    alignment: str = "left"
-    is_together: bool = True
-    keep_open: bool = False
-    extend: bool = False
-    open_segments: tuple[tuple[tuple[int, ...], int], ...] = ()
-
-    def borders(self, steps: int, before: int | None) -> list[tuple[int, int]]:
-        """The parts of `steps` tokens: what fits into an open segment of `before` tokens, then whole segments.
-
-        An open segment that is full is closed by a part without tokens.
-        """
-        if before is None:
-            return segment_borders(steps, self.size, self.alignment)
-        room = steps if self.extend else min(self.size - before, steps)
-        rest = segment_borders(steps - room, self.size) if steps > room else []
-        return [(0, room)] + [(start + room, end + room) for start, end in rest]
 
 
 @dataclass(frozen=True)
@@ -167,26 +150,42 @@ class SegmentedInput:
         """Whether some row is shorter than T."""
         return min(self.lengths) < self.shape[1]
 
-    def segments(self, cut: Cut) -> Iterator[list[Span]]:
+    def segments(
+        self,
+        size: int,
+        alignment: str,
+        is_together: bool,
+        open_segments: Iterable[tuple[tuple[int, ...], int]] = (),
+        keep_open: bool = False,
+        extend: bool = False,
+    ) -> Iterator[list[Span]]:
         """The first segment of every row, then the second, ...; rows that have ended are left out.
 
-        Rows that cannot be one batch are spans of their own: those whose segment stays open, by its length; and where
-        the base counts its positions by itself or does not skip padding, those of different lengths.
+        Rows that cannot be one batch are spans of their own: those whose segment stays open, by its length; and unless
+        `is_together` (the base is told positions, and skips padding), those of different lengths.
+
+        Args:
+            size, alignment: of the segments. open_segments: after a cache its rows and how many tokens their open
+                segment has, for each of its groups. keep_open: whether each row's last segment stays open. extend:
+                whether an open one never ends.
         """
-        opened = {row: (group, length) for group, (rows, length) in enumerate(cut.open_segments) for row in rows}
+        opened = {row: (group, length) for group, (rows, length) in enumerate(open_segments) for row in rows}
         alike: dict[tuple, list[int]] = {}
         for row, length in enumerate(self.lengths):
             alike.setdefault((opened.get(row, (0, None)), length), []).append(row)
-        kinds = [(group, rows, cut.borders(length, before)) for ((group, before), length), rows in alike.items()]
+        kinds = [
+            (group, rows, _borders(length, size, alignment, before, extend))
+            for ((group, before), length), rows in alike.items()
+        ]
         for step in range(max(len(borders) for _, _, borders in kinds)):
             batches: dict[tuple, list[tuple[int, int, int, int]]] = {}
             for group, rows, borders in kinds:
                 if step < len(borders):
                     start, end = borders[step]
                     following = len(borders) - step - 1
-                    stays_open = cut.keep_open and not following
+                    stays_open = keep_open and not following
                     # An open segment that is gone on with is its group's; its rows are equally long.
-                    apart = stays_open or not cut.is_together
+                    apart = stays_open or not is_together
                     key = (stays_open, end - start if apart else 0, group if step == 0 else 0)
                     batches.setdefault(key, []).extend(
                         (row, self.starts[row] + start, end - start, following) for row in rows

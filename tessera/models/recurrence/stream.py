@@ -10,7 +10,6 @@ from tessera.base.errors import expect
 from tessera.base.precision import autocast
 from tessera.models.recurrence.collector import Collector
 from tessera.models.recurrence.modeling import SegmentedForCausalLM
-from tessera.models.recurrence.reading import read
 from tessera.models.recurrence.segmented_input import padded
 from tessera.models.recurrence.state import MemoryState, RowMemories
 
@@ -79,7 +78,7 @@ def _read_side_by_side(
     while parts := {row: part for row, rest in reading.items() if (part := next(rest, None))}:
         rows = tuple(parts)
         text = padded(list(parts.values()), embed, embed.weight.device)
-        memories.put(rows, read(runner, text, Collector(text, None), memories.take(rows)).memory)
+        memories.put(rows, runner.read(text, Collector(text, None), memories.take(rows)).memory)
         bar.update(sum(text.lengths))
     return memories.all(runner.memory.empty) or state
 

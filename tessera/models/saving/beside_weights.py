@@ -10,18 +10,15 @@ import re
 import sys
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from huggingface_hub import ModelCardData
 from jinja2 import Template
+from transformers import PreTrainedModel
 
 import tessera
 from tessera.base.files import write_text_atomically
 from tessera.models.sizes import num_parameters
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 
 CARD = "README.md"
 CAUSAL = "AutoModelForCausalLM"
@@ -81,7 +78,7 @@ def _template() -> Template:  # to compile it takes longer than to save a small 
     return Template(TEMPLATE)
 
 
-def write_missing_card(folder: Path, model: "PreTrainedModel", with_code: bool) -> None:
+def write_missing_card(folder: Path, model: PreTrainedModel, with_code: bool) -> None:
     """Write README.md into `folder` unless there is one: whoever wrote that knew more.
 
     Tables of training and evaluation come from where the model was loaded.
@@ -122,11 +119,6 @@ def _tables(card: Path) -> dict[str, str]:
     return tables
 
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel as Base
-else:
-    Base = object
-
 MODULE = "modeling_tessera"
 CODE = '''"""Where transformers finds the classes of this model: in the tessera package, which must be installed."""
 
@@ -137,8 +129,17 @@ __all__ = ["{config}", "{model}"]
 '''
 
 
-class SavesWithCode(Base):
-    """What this library's causal language models add to `PreTrainedModel`; stands before it among the bases."""
+class SavesWithCode(PreTrainedModel):
+    """What all of this library's models add to `PreTrainedModel`: they save a card, and their state is no `Cache`."""
+
+    _is_stateful = True  # the state cannot be cropped, as assisted generation would ask
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
+
+    def _returns_dict(self, return_dict: bool | None) -> bool:
+        return self.config.return_dict if return_dict is None else return_dict
 
     def save_pretrained(
         self,
