@@ -36,8 +36,11 @@ class State:
         )
 
     def parts(self) -> dict[str, Any]:
-        """What the state consists of, by name: tensors, numbers, None, other states or tuples of these."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        """What the state consists of, by name: tensors, numbers, None, other states or tuples of these.
+
+        Not the fingerprint of its `model`: an exported program takes a state of whichever model it is for.
+        """
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "model"}
 
     @classmethod
     def from_parts(cls, parts: dict[str, Any]) -> Self:

@@ -65,10 +65,6 @@ class LSTMState(State):
     model: str | None = None
     is_compileable: ClassVar[bool] = False  # what transformers asks of a cache given to `generate`
 
-    def parts(self) -> dict[str, Any]:
-        """Without the model, as `StackState`."""
-        return {name: part for name, part in super().parts().items() if name != "model"}
-
     crop = refuse_to_crop
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

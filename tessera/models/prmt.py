@@ -44,7 +44,6 @@ class PRMTState(MemoryState):
     layers: tuple[CarriedTokens, ...]
 
     kind = "prmt"
-    layer_state = CarriedTokens
 
     @property
     def memory_tokens(self) -> Tensor:

@@ -26,7 +26,6 @@ class RMTState(MemoryState):
     layers: tuple[CarriedTokens, ...]
 
     kind = "rmt"
-    layer_state = CarriedTokens
 
     @property
     def memory_tokens(self) -> Tensor:

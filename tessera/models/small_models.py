@@ -11,16 +11,14 @@ from tessera.base.arguments import explain_all
 from tessera.base.dataclass_io import is_count
 from tessera.base.errors import TesseraError, did_you_mean, expect
 from tessera.kernels import kernel_from_config
-from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.linear_attention import LinearAttentionConfig
 from tessera.models.lstm import LSTMConfig
 from tessera.models.memory_mosaic import MemoryMosaicConfig
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config
 from tessera.models.presets import matching_llama_config
-from tessera.models.prmt import PRMTConfig, PRMTForCausalLM
 from tessera.models.registry import MODELS
-from tessera.models.rmt import RMTConfig, RMTForCausalLM
 from tessera.models.transformer import transformer_config
+from tessera.models.wrapping import wrap, wrap_prmt, wrap_rmt
 
 # Fields of `ModelSize` that the models check.
 NO_COUNTS = "kernel initializer_range memory_initializer_range dropout contextual_dropout initialization".split()
@@ -240,27 +238,20 @@ def _base(size: ModelSize) -> PreTrainedModel:
     )
 
 
-def _wrapped(config_class: type, model_class: type, size: ModelSize, **options: Any) -> PreTrainedModel:
-    base = _base(size)
-    config = config_class(
-        base_config=base.config, segment_size=SEGMENT_SIZE, num_memory_tokens=size.num_memory_tokens, **options
-    )
-    return model_class(config, base=base)
-
-
 def armt(size: ModelSize, correction: bool = True) -> PreTrainedModel:
     """ARMT as published; without the correction, gamma = 1: the ablation."""
-    return _wrapped(ARMTConfig, ARMTForCausalLM, size, memory_dim=size.memory_dim, correction=correction)
+    return wrap(_base(size), SEGMENT_SIZE, size.num_memory_tokens, size.memory_dim, correction=correction)
 
 
 def rmt(size: ModelSize) -> PreTrainedModel:
     """RMT: the last layer's memory tokens go to the next segment."""
-    return _wrapped(RMTConfig, RMTForCausalLM, size)
+    return wrap_rmt(_base(size), SEGMENT_SIZE, size.num_memory_tokens)
 
 
 def prmt(size: ModelSize) -> PreTrainedModel:
     """PRMT: every layer's memory tokens go to the next segment."""
-    return _wrapped(PRMTConfig, PRMTForCausalLM, size, memory_initializer_range=size.memory_initializer_range)
+    std = size.memory_initializer_range
+    return wrap_prmt(_base(size), SEGMENT_SIZE, size.num_memory_tokens, memory_initializer_range=std)
 
 
 explain_all(globals(), ("build_small_model", "untrained_model"))

@@ -1,7 +1,9 @@
 """What all of the library's language models share: a stack of layers with memories, as Hugging Face models."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +15,7 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from tessera.base.errors import expect
+from tessera.kernels import Kernel
 from tessera.layers.plain_linear import is_plain_linear
 from tessera.models.drafted_generation import DraftedGeneration
 from tessera.models.fingerprint import Fingerprint
@@ -29,9 +32,9 @@ from tessera.models.lazy_logits import LazyLogits, LazyOutput
 from tessera.models.loss_per_item import count_of_labels, loss_per_item
 from tessera.models.padded_rows import LayersRead, is_between_tokens, read_rows, without_gaps
 from tessera.models.prefix import Prefix
-from tessera.models.recall_recording import averaged_banks, recalling_memories, recorded_weights
 from tessera.models.saving.beside_weights import SavesWithCode
 from tessera.models.stack_state import StackState, last_document, read_documents
+from tessera.ops.kernel_regression import Call, intercepted, reference
 from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
 
 
@@ -79,6 +82,42 @@ class NormalInitialization(StackPreTrainedModel):
 def rms_norm(config) -> nn.RMSNorm:
     """Of the width and with the epsilon of a configuration."""
     return nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+
+def recalling_memories(stack: nn.Module) -> list[nn.Module]:
+    """The modules of `stack` that have weights over stored pairs."""
+    return [module for module in stack.modules() if isinstance(getattr(module, "kernel", None), Kernel)]
+
+
+@contextmanager
+def recorded_weights(stack: nn.Module) -> Iterator[list[list[Tensor]]]:
+    """While it lasts, each memory of `stack` that runs appends its weights over all stored pairs, for every query.
+
+    That is a list of (B, H, T, N), one per bank.
+    Without dropout of the weights; the answers are functions of them, so that gradients reach them. O(B H T N) memory
+    each.
+    """
+    recorded: list[list[Tensor]] = []
+
+    def begin(module: nn.Module, arguments: tuple) -> None:
+        recorded.append([])
+
+    def record(call: Call, run: Callable[[Call], Tensor]) -> Tensor:
+        weights = reference.weights(replace(call, dropout=0.0))
+        recorded[-1].append(weights)
+        if not torch.is_grad_enabled():
+            return run(call)
+        if call.dropout:
+            return torch.dropout(weights, call.dropout, train=True) @ call.value
+        with torch.no_grad():  # the numbers of a call that records nothing, bit for bit
+            answers = run(call)
+        through = weights @ call.value
+        return answers + (through - through.detach())
+
+    with ExitStack() as hooks, intercepted(record):
+        for memory in recalling_memories(stack):
+            hooks.enter_context(memory.register_forward_pre_hook(begin))
+        yield recorded
 
 
 class StackModel(StackPreTrainedModel):
@@ -193,7 +232,8 @@ class StackModel(StackPreTrainedModel):
         expect(not is_between, where, "output_attentions", "be False where padding lies between tokens", True)
         with recorded_weights(self.layers) as weights:
             layers_read = read(hidden, None if past is None else past.layers, documents)
-        averaged = tuple(averaged_banks(banks) for banks in weights)
+        # Of a memory the slots of its banks one after the other, whose answers are averaged.
+        averaged = tuple(banks[0] if len(banks) == 1 else torch.cat(banks, -1) / len(banks) for banks in weights)
         if padded is not None and read.keywords["keep_state"] and is_between_tokens(padded, past is not None, True):
             states = read_rows(read, hidden, past, padded, True).states  # which end with a token
             layers_read = LayersRead(layers_read.inputs, states)

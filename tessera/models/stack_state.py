@@ -1,7 +1,7 @@
 """Where a stack of memories stands in a sequence: its state, and which document each new step belongs to."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -28,12 +28,6 @@ class StackState(State):
     document: Tensor | None = None
     model: str | None = None
     is_compileable: ClassVar[bool] = False  # what transformers asks of a cache given to `generate`
-
-    def parts(self) -> dict[str, Any]:
-        """Without the model: an exported program takes a state of whichever model it is for."""
-        parts = super().parts()
-        del parts["model"]
-        return parts
 
     def fitting(self, where: str, model: str | None, hidden: Tensor) -> Self:
         """This state, on the device of `hidden` (B, T, hidden). Layers cast what has another dtype than theirs.

@@ -47,11 +47,6 @@ _TRANSFORMERS_KEYS = {
 _from_stored: ContextVar[bool] = ContextVar("_from_stored", default=False)  # also for a base's configuration inside
 
 
-def _keys_of_transformers() -> set[str]:
-    """`_TRANSFORMERS_KEYS` and the settings of `generate`, which older versions keep in the model's configuration."""
-    return _TRANSFORMERS_KEYS | set(GenerationConfig().to_dict())
-
-
 class StrictConfig(PreTrainedConfig):
     """A `PreTrainedConfig` for which an unknown keyword is an error, and which checks itself (`problems`).
 
@@ -80,7 +75,9 @@ class StrictConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs):
         known = {field.name for field in fields(self)}
         where = type(self).__name__
-        for key in sorted(kwargs.keys() - _keys_of_transformers() - set(self.attribute_map)):
+        # Older versions keep the settings of `generate` in the model's configuration.
+        theirs = _TRANSFORMERS_KEYS | GenerationConfig().to_dict().keys()
+        for key in sorted(kwargs.keys() - theirs - set(self.attribute_map)):
             if _from_stored.get() and not hasattr(type(self), key):  # what hides a method is no note
                 continue
             raise TesseraError(f"{where}: unknown argument {key!r}. {did_you_mean(key, known)}")

@@ -11,7 +11,7 @@ normalises the embeddings):
 | alibi | BLOOM | Press et al. 2021 |
 """
 
-from collections.abc import Callable
+from typing import Any
 
 from transformers import BloomConfig, GPT2Config, GPTNeoXConfig, PreTrainedConfig
 
@@ -20,6 +20,7 @@ from tessera.base.errors import TesseraError, expect
 from tessera.models.learned_positions import learned_positions
 from tessera.models.sizes import meta_model
 
+POSITIONS = ("absolute", "rope", "alibi")
 _LIMITS: dict[tuple[str, int], int | None] = {}  # by model type and what it states; a large model takes a second
 
 
@@ -52,20 +53,51 @@ def transformer_config(
     even = positions != "rope" or hidden_size // num_heads % 2 == 0
     expect(even, where, "hidden_size / num_heads", "be even for rope", hidden_size // num_heads)
     expect(0 <= dropout < 1, where, "dropout", "lie in [0, 1)", dropout)
-    return POSITIONS[positions](
-        width=hidden_size,
-        layers=num_layers,
-        heads=num_heads,
-        inner=intermediate_size or 4 * hidden_size,
-        positions=max_positions,
-        dropout=dropout,
-        shared={
-            "vocab_size": vocab_size,
-            "tie_word_embeddings": tie_word_embeddings,
-            "bos_token_id": bos_token_id,
-            "eos_token_id": eos_token_id,
-            "pad_token_id": pad_token_id,
-        },
+    inner = intermediate_size or 4 * hidden_size
+    shared: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "tie_word_embeddings": tie_word_embeddings,
+        "bos_token_id": bos_token_id,
+        "eos_token_id": eos_token_id,
+        "pad_token_id": pad_token_id,
+    }
+    if positions == "absolute":
+        return GPT2Config(
+            n_embd=hidden_size,
+            n_layer=num_layers,
+            n_head=num_heads,
+            n_inner=inner,
+            n_positions=max_positions,
+            attn_pdrop=dropout,
+            resid_pdrop=dropout,
+            embd_pdrop=dropout,
+            **shared,
+        )
+    if positions == "rope":
+        return GPTNeoXConfig(
+            hidden_size=hidden_size,
+            num_hidden_layers=num_layers,
+            num_attention_heads=num_heads,
+            intermediate_size=inner,
+            hidden_act="gelu_new",
+            max_position_embeddings=max_positions,
+            attention_dropout=dropout,
+            hidden_dropout=dropout,
+            use_parallel_residual=False,
+            rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+            **shared,
+        )
+    if inner != 4 * hidden_size:
+        raise TesseraError(
+            f"transformer: intermediate_size must be 4 hidden_size ({4 * hidden_size}) for alibi; got {inner}."
+        )
+    return BloomConfig(
+        hidden_size=hidden_size,
+        n_layer=num_layers,
+        n_head=num_heads,
+        attention_dropout=dropout,
+        hidden_dropout=dropout,
+        **shared,
     )
 
 
@@ -77,46 +109,3 @@ def context_limit(config: PreTrainedConfig) -> int | None:
     if known not in _LIMITS:
         _LIMITS[known] = learned_positions(meta_model(config))
     return _LIMITS[known]
-
-
-def _absolute(width, layers, heads, inner, positions, dropout, shared) -> PreTrainedConfig:
-    return GPT2Config(
-        n_embd=width,
-        n_layer=layers,
-        n_head=heads,
-        n_inner=inner,
-        n_positions=positions,
-        attn_pdrop=dropout,
-        resid_pdrop=dropout,
-        embd_pdrop=dropout,
-        **shared,
-    )
-
-
-def _rope(width, layers, heads, inner, positions, dropout, shared) -> PreTrainedConfig:
-    return GPTNeoXConfig(
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=inner,
-        hidden_act="gelu_new",
-        max_position_embeddings=positions,
-        attention_dropout=dropout,
-        hidden_dropout=dropout,
-        use_parallel_residual=False,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
-        **shared,
-    )
-
-
-def _alibi(width, layers, heads, inner, positions, dropout, shared) -> PreTrainedConfig:
-    if inner != 4 * width:
-        raise TesseraError(
-            f"transformer: intermediate_size must be 4 hidden_size ({4 * width}) for alibi; got {inner}."
-        )
-    return BloomConfig(
-        hidden_size=width, n_layer=layers, n_head=heads, attention_dropout=dropout, hidden_dropout=dropout, **shared
-    )
-
-
-POSITIONS: dict[str, Callable[..., PreTrainedConfig]] = {"absolute": _absolute, "rope": _rope, "alibi": _alibi}

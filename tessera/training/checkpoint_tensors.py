@@ -10,13 +10,14 @@ import json
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
@@ -186,41 +187,32 @@ def merge(checkpoint: Path, output: Path, dtype: torch.dtype | None = None, prog
         for name, tensor in sorted(stored.items())
         if name.startswith(WEIGHT) and isinstance(tensor, TensorStorageMetadata)
     }
-    files = list(_files(sizes, dtype))
-    weight_map: dict[str, str] = {}
-    total = 0
-    names = [name for file in files for name in file]
-    with tqdm(total=len(names), desc="merging", unit=" tensors", disable=not progress) as bar:
-        for number, file in enumerate(files, start=1):
+
+    def stored_bytes(stored: Any) -> int:
+        kind = stored.properties.dtype
+        return stored.size.numel() * (dtype if dtype is not None and kind.is_floating_point else kind).itemsize
+
+    plan = split_state_dict_into_shards_factory(
+        sizes,
+        get_storage_size=stored_bytes,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=LARGEST_FILE,
+    )
+    files = plan.filename_to_tensors
+    with tqdm(total=len(sizes), desc="merging", unit=" tensors", disable=not progress) as bar:
+        for file_name, file in files.items():
             tensors = {name: torch.empty(sizes[name].size, dtype=sizes[name].properties.dtype) for name in file}
             read_tensors(checkpoint, tensors, alone=True)
             weights = {name.removeprefix(WEIGHT): _cast(tensor, dtype) for name, tensor in tensors.items()}
             bad = next((name for name, tensor in weights.items() if not bool(tensor.isfinite().all())), None)
             expect(bad is None, "convert", bad or "", "be finite", "NaN or infinity", "Take an earlier checkpoint.")
-            file_name = WEIGHTS if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
             save_file(weights, output / file_name, metadata={"format": "pt"})
-            weight_map |= dict.fromkeys(weights, file_name)
-            total += sum(tensor.nbytes for tensor in weights.values())
             bar.update(len(file))
-    if len(files) > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    if plan.is_sharded:
+        weight_map = {name.removeprefix(WEIGHT): file for name, file in plan.tensor_to_filename.items()}
+        index = {"metadata": plan.metadata, "weight_map": weight_map}
         (output / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     return len(files)
-
-
-def _files(sizes: dict[str, Any], dtype: torch.dtype | None) -> Iterator[list[str]]:
-    """The names of the tensors of each file."""
-    names: list[str] = []
-    filled = 0
-    for name, stored in sizes.items():
-        kind = stored.properties.dtype
-        size = stored.size.numel() * (dtype if dtype is not None and kind.is_floating_point else kind).itemsize
-        if names and filled + size > LARGEST_FILE:
-            yield names
-            names, filled = [], 0
-        names.append(name)
-        filled += size
-    yield names
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

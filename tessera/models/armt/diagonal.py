@@ -27,36 +27,24 @@ from tessera.models.recurrence.state import MemoryState
 from tessera.models.recurrence.stream import parts_of, read_stream
 
 
-class _Capture(LayerHooks):
-    """Skips the layers: only their common arguments and the embeddings that enter the first one are kept.
+class _Skip(LayerHooks):
+    """Skips the layers: the last one returned `output`, or what enters the first, which is kept with its arguments.
 
     `like` is what the first layer returned in another call; None: not known yet.
     """
 
-    def __init__(self, back: int, like: Any = None):
+    def __init__(self, back: int, like: Any = None, output: Tensor | None = None):
         super().__init__(back=back)
-        self.like = like
+        self.like, self.output = like, output
 
     def run(self, index: int, layer: nn.Module, hidden: Tensor, args: tuple, kwargs: dict) -> Any:
-        """See `LayerHooks`; keeps what enters layer 0."""
+        """See `LayerHooks`."""
         if index == 0:
             self.hidden, self.arguments = hidden, (args, kwargs)
             if self.like is None:  # the layer runs once to show its output
                 with torch.no_grad():
                     self.like = layer(hidden, *args, **kwargs)
-        return _in_the_form_of(self.like, hidden)
-
-
-class _Inject(LayerHooks):
-    """Skips the layers: the last one returned `hidden`."""
-
-    def __init__(self, hidden: Tensor, back: int, like: Any):
-        super().__init__(back=back)
-        self.hidden, self.like = hidden, like
-
-    def run(self, index: int, layer: nn.Module, hidden: Tensor, args: tuple, kwargs: dict) -> Any:
-        """See `LayerHooks`; every layer returns the stored hidden states."""
-        return _in_the_form_of(self.like, self.hidden)
+        return _in_the_form_of(self.like, hidden if self.output is None else self.output)
 
 
 def _in_the_form_of(output: Any, hidden: Tensor) -> Any:
@@ -169,18 +157,14 @@ def _run_diagonals(model: ARMTForCausalLM, hidden: list[Tensor], arguments: tupl
 def _batched(cell: Callable, weights: dict, held: dict, *inputs: Tensor) -> tuple[Tensor, ...]:
     """`torch.vmap` of a cell, which not every layer can be: operations of one's own and looks at values cannot."""
     try:
-        with _batchable_attention(inputs[0].device):
+        # On CPUs only the plain implementation of attention can be batched over cells.
+        with sdpa_kernel(SDPBackend.MATH) if inputs[0].device.type == "cpu" else nullcontext():
             return torch.vmap(cell, randomness="different")(weights, held, *inputs)
     except RuntimeError as error:
         raise TesseraError(
             "read_diagonally: the layers of the base must be such that torch.vmap can batch them; "
             f"got: {first_line(error)}. Read with model(...) or read_stream."
         ) from error
-
-
-def _batchable_attention(device: torch.device):
-    """On CPUs only the plain implementation of attention can be batched over cells."""
-    return sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
 
 
 def _stacked(named: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -200,14 +184,14 @@ def _cells(model: ARMTForCausalLM) -> list[_Cell]:
     return cells
 
 
-def _captured(model: ARMTForCausalLM, tokens: Tensor, like: Any = None) -> _Capture:
-    capture = _Capture(model.config.num_memory_tokens, like)
+def _captured(model: ARMTForCausalLM, tokens: Tensor, like: Any = None) -> _Skip:
+    capture = _Skip(model.config.num_memory_tokens, like)
     _call(model, tokens, capture, "nothing")
     return capture
 
 
 def _logits(model: ARMTForCausalLM, tokens: Tensor, hidden: Tensor, like: Any) -> Tensor:
-    return _call(model, tokens, _Inject(hidden, model.config.num_memory_tokens, like), "logits").logits
+    return _call(model, tokens, _Skip(model.config.num_memory_tokens, like, hidden), "logits").logits
 
 
 def _call(model: ARMTForCausalLM, tokens: Tensor, hooks: LayerHooks, needed: str) -> Any:

@@ -81,7 +81,6 @@ class ARMTState(MemoryState):
     layers: tuple[AssociationState, ...]
 
     kind = "armt"
-    layer_state = AssociationState
 
     @property
     def A(self) -> Tensor:

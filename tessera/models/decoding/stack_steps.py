@@ -1,5 +1,6 @@
 """One token through a stack of memories by compiled layers: the state is taken apart into tensors, and put together."""
 
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -62,10 +63,12 @@ Run = Callable[[list[Tensor]], list[Tensor]]
 
 
 class StackSteps:
-    """Steps of one token of `model` with weights of a format."""
+    """`forward` of `model`, whose steps of one token are done by programs, with weights of a format."""
 
     def __init__(self, model: StackForCausalLM, form: str):
         self.model = model
+        self.plain = type(model).forward.__get__(model)
+        self.__signature__ = inspect.signature(self.plain)
         layers = list(model.model.layers)
         self.how = StoredWeights(layers[0], form)
         self.weights = [self.how.of(layer) for layer in layers]
@@ -77,6 +80,17 @@ class StackSteps:
         self.flat_head_weights = list(flat(self.head_weights))
         self.spans = [memory.window.span for memory in layers[0].modules() if isinstance(memory, PairMemory)]
         self.programs: dict[Any, tuple[Run, Run]] = {}  # of a layer and of the head, for each kind of state
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """One token behind a state by programs, anything else by the model itself."""
+        said = {**dict(zip(("input_ids",), arguments, strict=False)), **keywords}
+        output = self.try_step(**said) if len(arguments) < 2 else None
+        return self.plain(*arguments, **keywords) if output is None else output
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy of the model is not compiled."""
+        model = memo[id(self.model)]
+        return type(model).forward.__get__(model)
 
     def try_step(self, **keywords: Any) -> CausalLMOutputWithPast | None:
         """What the model says to one more token of each sequence; None: the call is of another kind."""

@@ -182,10 +182,8 @@ class SegmentRunner:
         for spans in text.segments(*cut):
             for span in spans:  # as a rule one
                 segment = self._segment(text, span, opened.pop(span.rows, None), collector)
-                # Gradients of a row stop behind a segment that more than its last `backprop_segments` follow.
-                is_cut = [
-                    config.backprop_segments is not None and n >= config.backprop_segments for n in span.following
-                ]
+                # Of a row, gradients stop behind a segment that at least `backprop_segments` follow.
+                is_cut = [most is not None and following >= most for following in span.following]
                 asks = segment.needed != "nothing" or segment.hidden_states or segment.attentions
                 with torch.set_grad_enabled(torch.is_grad_enabled() and (asks or not all(is_cut))):
                     result = self.run(segment, memories.take(span.rows))

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -209,17 +209,11 @@ class SegmentedInput:
         if self.real is None and span.is_even:
             return None
         real = torch.ones(self.shape, dtype=torch.bool, device=self.tokens.device) if self.real is None else self.real
-        part = take(real, span, False)
+        part = columns(real, span)
+        if not span.is_even:
+            lengths = torch.tensor(span.lengths, device=part.device)
+            part = part & (torch.arange(span.steps, device=part.device) < lengths[:, None])
         return None if bool(part.all()) else part
-
-
-def take(values: Tensor, span: Span, missing: float) -> Tensor:
-    """`values` (B, T, ...) at the positions of `span`, (b, n, ...); `missing` where a row is shorter."""
-    part = columns(values, span)
-    if span.is_even:
-        return part
-    lengths = torch.tensor(span.lengths, device=values.device)
-    return part.masked_fill(torch.arange(span.steps, device=values.device) >= lengths[:, None], missing)
 
 
 def columns(values: Tensor, span: Span) -> Tensor:
@@ -248,13 +242,6 @@ def _places(span: Span, device: torch.device) -> tuple[Tensor, Tensor]:
     """Rows (b, 1) and positions (b, n) of a span."""
     rows, starts = torch.tensor((span.rows, span.starts), device=device)[..., None]
     return rows, starts + torch.arange(span.steps, device=device)
-
-
-def padded(texts: Sequence[Sequence[int]], embed: Callable[[Tensor], Tensor], device: torch.device) -> SegmentedInput:
-    """Texts of different lengths as one, padded on the right."""
-    longest = max(map(len, texts))
-    tokens = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts], device=device)
-    return SegmentedInput(tokens, embed, (0,) * len(texts), tuple(map(len, texts)))
 
 
 def expect_counting_positions(where: str, position_ids: Tensor, text: SegmentedInput) -> None:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -32,7 +32,6 @@ class MemoryState(State):
     model: str | None = None
 
     kind: ClassVar[str]
-    layer_state: ClassVar[type[State]]
 
     @property
     def batch_size(self) -> int:
@@ -42,10 +41,6 @@ class MemoryState(State):
     def after(self, layers: Sequence[State], tokens: Tensor | int) -> Self:
         """The state after one more segment of `tokens` (an integer, or integers (B,)) left `layers`."""
         return type(self)(tuple(layers), self.tokens_read + tokens, self.segments_read + 1, self.model)
-
-    def parts(self) -> dict[str, Any]:
-        """See `State`: what holds tensors."""
-        return {name: part for name, part in super().parts().items() if name != "model"}
 
     def detach_rows(self, is_cut: Sequence[bool]) -> Self:
         """Some rows cut off from the autograd graph."""
@@ -67,24 +62,14 @@ class MemoryState(State):
     @classmethod
     def stack(cls, states: Sequence[Self]) -> Self:
         """One batch of the rows of all `states`, in that order."""
-        tensors = [state.tensors() for state in states]
-        stacked = cls.from_tensors({name: torch.cat([t[name] for t in tensors]) for name in tensors[0]})
-        return replace(stacked, model=states[0].model)
+        return replace(cls.joined(states), model=states[0].model)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by name; `from_tensors` inverts it."""
+        """All tensors by name."""
         named = {"tokens_read": self.tokens_read, "segments_read": self.segments_read}
         for index, layer in enumerate(self.layers):
             named |= {f"layers.{index}.{field.name}": getattr(layer, field.name) for field in fields(layer)}
         return named
-
-    @classmethod
-    def from_tensors(cls, named: dict[str, Tensor]) -> Self:
-        """The state of these tensors."""
-        count = len({name.split(".")[1] for name in named if name.startswith("layers.")})
-        names = [field.name for field in fields(cls.layer_state)]
-        layers = tuple(cls.layer_state(*(named[f"layers.{i}.{name}"] for name in names)) for i in range(count))
-        return cls(layers, named["tokens_read"], named["segments_read"])
 
     def save(self, path: str | os.PathLike, model: str | None = None) -> None:
         """Write a memory file of this state alone; `load` inverts it exactly. `model`: see `made_by` of a memory."""
@@ -114,11 +99,7 @@ class MemoryState(State):
         sizes = f"{different} {shapes[1].get(different)} per row"
         same = f"come from a model of the same sizes ({sizes})"
         expect(not different, where, "memory_state", same, shapes[0].get(different))
-        self.expect_model(template.model, where)
-
-    def expect_model(self, model: str | None, where: str) -> None:
-        """Raise `TesseraError` where this is known to be the memory of another model than of fingerprint `model`."""
-        other_model = difference(self.model, model)
+        other_model = difference(self.model, template.model)
         requirement = "be of this model"
         expect(other_model is None, where, "memory_state", requirement, f"one of {other_model}", "Read the text again.")
 

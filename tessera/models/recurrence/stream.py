@@ -4,13 +4,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from tessera.base.errors import expect
 from tessera.base.precision import autocast
 from tessera.models.recurrence.collector import Collector
 from tessera.models.recurrence.modeling import SegmentedForCausalLM
-from tessera.models.recurrence.segmented_input import padded
+from tessera.models.recurrence.segmented_input import SegmentedInput
 from tessera.models.recurrence.state import MemoryState, RowMemories
 
 
@@ -77,7 +78,8 @@ def _read_side_by_side(
     reading = {row: parts_of(tokens, model.config.segment_size) for row, tokens in enumerate(texts)}
     while parts := {row: part for row, rest in reading.items() if (part := next(rest, None))}:
         rows = tuple(parts)
-        text = padded(list(parts.values()), embed, embed.weight.device)
+        tokens = pad_sequence([torch.tensor(part) for part in parts.values()], batch_first=True)
+        text = SegmentedInput(tokens.to(embed.weight.device), embed, (0,) * len(rows), tuple(map(len, parts.values())))
         memories.put(rows, runner.read(text, Collector(text, None), memories.take(rows)).memory)
         bar.update(sum(text.lengths))
     return memories.all(runner.memory.empty) or state
