@@ -3,10 +3,9 @@
 import hashlib
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -40,13 +39,6 @@ class StagedData(TrainingData):
         """Raise `TesseraError` unless there is text for this stage."""
 
     @abstractmethod
-    def part_losses(self, model: nn.Module, stage: Stage, number: int, step: int) -> list[Callable[[], Tensor]]:
-        """The mean cross entropy in nats of what the batch of a step of stage `number` asks for, a part at a time.
-
-        Of several processes each gives its own parts; the sum of all of them is the mean.
-        """
-
-    @abstractmethod
     def predictions(self, model: nn.Module, stage: Stage) -> dict[str, float]:
         """How well `model` does on held-out text. `score` in (0, 1], higher is better, is what chooses weights.
 
@@ -56,15 +48,6 @@ class StagedData(TrainingData):
     def begin(self, model: Any, stage: Stage) -> None:
         """See `TrainingData`."""
         adjust_model(model, stage.model, "training.curriculum: model")
-
-    def losses(self, model: nn.Module, stage: Stage, number: int, step: int) -> Iterator[Tensor]:
-        """`part_losses`, and what the model charges for calls without a loss of their own."""
-        parts = self.part_losses(model, stage, number, step)
-        for part in parts:
-            with self.autocast(), recorded_penalties(model) as penalties:
-                loss = part()
-            charged = sum(penalty for penalty, _ in penalties) / (len(parts) * self.processes.count)
-            yield loss + charged if penalties else loss
 
     def validation(self, model: nn.Module, stage: Stage) -> dict[str, float]:
         """`predictions`, whose score is lower by what the model charges for a text."""
@@ -126,14 +109,13 @@ class StagedText(CorpusData, StagedData):
         self.corpus.training.require(stage.length * self.segment, "the training text")
         self.corpus.validation.require(stage.length * self.segment, "the validation text")
 
-    def part_losses(self, model: nn.Module, stage: Stage, number: int, step: int) -> list[Callable[[], Tensor]]:
-        """The losses of all tokens of the batch, a function for each part of it."""
+    def parts(self, stage: Stage, number: int, step: int) -> list[dict[str, Tensor]]:
+        """See `CorpusData`."""
         split, context = self.corpus.training, stage.length_at(step, self.recipe.seed) * self.segment
         random = Random(self.seed_of(number, step))
         starts = [random.randint(split.start, split.stop - context) for _ in range(self.recipe.training.batch_size)]
         windows = [split.window(start, context, self.recipe.data.document_ids) for start in starts]
-        parts = [stacked(windows[slice(*rows)]) for rows in micro_batches(self.recipe.training, self.processes)]
-        return self.window_losses(model, parts)
+        return [stacked(windows[slice(*rows)]) for rows in micro_batches(self.recipe.training, self.processes)]
 
     def predictions(self, model: nn.Module, stage: Stage) -> dict[str, float]:
         """Loss and bits per byte."""
@@ -186,8 +168,8 @@ class StagedQuestions(StagedData):
         """Tokens that contexts of so many segments may have in this stage."""
         return self.task_of(stage).context_lengths(segments, self.segment)
 
-    def part_losses(self, model: nn.Module, stage: Stage, number: int, step: int) -> list[Callable[[], Tensor]]:
-        """The losses of the answers of the batch, a function for each part of it."""
+    def losses(self, model: nn.Module, stage: Stage, number: int, step: int) -> Iterator[Tensor]:
+        """Of the answers of the batch, and what the model charges for calls without a loss of their own."""
         seed = self.seed_of(number, step)
         lengths = self.lengths(stage, stage.length_at(step, self.recipe.seed))
         tokens = lengths[-1 - Random(seed).randint(0, len(lengths) - 1)]
@@ -195,11 +177,11 @@ class StagedQuestions(StagedData):
         batch = self.batch(stage, count, tokens, seed, "train", early if is_segmented(model) else 0)
         parts = [batch.rows(*rows) for rows in micro_batches(self.recipe.training, self.processes)]
         answers = self.processes.total(torch.stack([count_answers(model, part) for part in parts]).sum())
-
-        def loss(part: QuestionBatch) -> Tensor:
-            return answer_loss(model, part)[0] / answers
-
-        return [partial(loss, part) for part in parts]
+        for part in parts:
+            with self.autocast(), recorded_penalties(model) as penalties:
+                loss = answer_loss(model, part)[0] / answers
+            charged = sum(penalty for penalty, _ in penalties) / (len(parts) * self.processes.count)
+            yield loss + charged if penalties else loss
 
     def predictions(self, model: nn.Module, stage: Stage) -> dict[str, float]:
         """The share of right answers, and the loss of the answers."""

@@ -2,10 +2,10 @@
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -96,23 +96,24 @@ class CorpusData(TrainingData):
         """Of both texts."""
         return max(split.store.description.largest_token for split in self._splits.values())
 
-    def window_losses(self, model: nn.Module, parts: Sequence[dict[str, Tensor]]) -> list[Callable[[], Tensor]]:
-        """A function for the loss of each of these parts of a batch, of all tokens that have a label.
+    @abstractmethod
+    def parts(self, stage: Stage, number: int, step: int) -> list[dict[str, Tensor]]:
+        """The batch of a step in micro-batches."""
 
-        Micro-batches with fewer of them count less.
-        """
+    def losses(self, model: nn.Module, stage: Stage, number: int, step: int) -> Iterator[Tensor]:
+        """Of all tokens that have a label: micro-batches with fewer of them count less."""
+        parts = self.parts(stage, number, step)
         if takes_num_items(model):
             labels = sum((part["labels"][:, 1:] != IGNORED).sum() for part in parts)
             items = self.processes.total(torch.as_tensor(labels)).to(self.processes.device)
             options, share = {"num_items_in_batch": items}, 1
         else:
             options, share = {}, len(parts) * self.processes.count
-
-        def loss(part: dict[str, Tensor]) -> Tensor:
+        for part in parts:
             inputs = {name: tensor.to(self.processes.device) for name, tensor in part.items()}
-            return model(**inputs, **options).loss / share
-
-        return [partial(loss, part) for part in parts]
+            with self.autocast():
+                loss = model(**inputs, **options).loss / share
+            yield loss
 
     @property
     def _splits(self) -> dict[str, Split]:
@@ -136,18 +137,14 @@ class TextData(CorpusData):
         data, sequences = self.recipe.data, self.recipe.training.evaluate_sequences
         return ValidationWindows(self.corpus.validation, data.context, sequences, data.document_ids)
 
-    def losses(self, model: nn.Module, stage: Stage, number: int, step: int) -> Iterator[Tensor]:
-        """See `window_losses`."""
+    def parts(self, stage: Stage, number: int, step: int) -> list[dict[str, Tensor]]:
+        """See `CorpusData`."""
         section = self.recipe.training
         first = step * section.batch_size
-        parts = [
+        return [
             stacked([self.training[first + row] for row in range(start, stop)])
             for start, stop in micro_batches(section, self.processes)
         ]
-        for part in self.window_losses(model, parts):
-            with self.autocast():
-                loss = part()
-            yield loss
 
     def validation(self, model: nn.Module, stage: Stage) -> dict[str, float]:
         """Loss in nats per token, and in bits per byte."""
