@@ -155,7 +155,8 @@ class StackSteps:
         name = f"one decoding step of a {type(self.model).__name__}"
 
         def layer(tensors: Any, hidden: Tensor, stores: Any, others: Any) -> list[Tensor]:
-            before = put_together(state, (_opened(*store) for store in stores), iter(others))
+            opened = (OpenStore(*pairs, None, place, None, window) for *pairs, window, place in stores)
+            before = put_together(state, opened, iter(others))
             options = {"state": before, "keep_state": True, **extra}
             weights = self.how.read(tensors, hidden)
             hidden, after = functional_call(stack.layers[0], weights, (hidden,), options)
@@ -222,8 +223,3 @@ def _appended(store: PairStore) -> PairStore:
     """The store with the pair that a program wrote into its buffers."""
     store.tip.used = store.length + 1
     return replace(store, length=store.length + 1)
-
-
-def _opened(keys: Tensor, values: Tensor, window: Tensor, place: Any, tip: Any = None) -> OpenStore:
-    """The buffers, read as far as `window` says and written at `place`."""
-    return OpenStore(keys, values, None, place, tip, window)

@@ -119,10 +119,6 @@ class Collector:
             else:
                 self.loss.add(output, span, self.head)
 
-    def head_input(self) -> Tensor | None:
-        """What the head makes logits of; None: it is not known at every position."""
-        return None if self.inputs is None else self.inputs.value()
-
     def hidden_states_of_layers(self) -> tuple[Tensor, ...] | None:
         """Those before each layer, and the input of the head; None where they are not collected."""
         if not self.hidden_states:

@@ -297,15 +297,16 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         runner = self.segment_runner(cache is None)
         options = {"use_cache": use_cache, "extend_segment": extend_segment, "keep_states": output_segment_states}
         reading = runner.read(text, collector, state, cache, **options)
-        value, penalty, head = None, runner.memory.penalty(), self.get_output_embeddings()
+        value, penalty = None, runner.memory.penalty()
         if loss is not None:
             value = counted_as_used(loss.value(num_items_in_batch), self.memory_parameters())
             penalty = loss.share(penalty, num_items_in_batch)
             if penalty is not None and self.training:
                 value = value + penalty
+        head, inputs = self.get_output_embeddings(), collector.inputs
         output = SegmentedOutput(
             loss=value,
-            logits=LazyLogits(head, collector.head_input(), head) if is_lazy else collector.logits.value(),
+            logits=LazyLogits(head, inputs and inputs.value(), head) if is_lazy else collector.logits.value(),
             past_key_values=reading.cache,
             memory_state=reading.memory,
             segment_states=reading.states if output_segment_states else None,

@@ -65,23 +65,18 @@ def read_streams(
     state.expect_fits(model.empty_memory(1), "read_streams")
     rows = f"hold {len(texts)} rows"
     expect(state.batch_size == len(texts), "read_streams", "memory_state", rows, state.batch_size)
-    device = model.get_input_embeddings().weight.device
-    with progress_bar(progress, total) as bar, autocast(precision, device.type):
-        return _read_side_by_side(model, texts, state, bar)
-
-
-def _read_side_by_side(
-    model: SegmentedForCausalLM, texts: Sequence[Iterable[int]], state: MemoryState, bar: tqdm
-) -> MemoryState:
-    embed, runner = model.get_input_embeddings(), model.segment_runner()
+    embed = model.get_input_embeddings()
+    device = embed.weight.device
+    runner = model.segment_runner()
     memories = RowMemories(range(len(texts)), state if bool(state.segments_read.any()) else None)
     reading = {row: parts_of(tokens, model.config.segment_size) for row, tokens in enumerate(texts)}
-    while parts := {row: part for row, rest in reading.items() if (part := next(rest, None))}:
-        rows = tuple(parts)
-        tokens = pad_sequence([torch.tensor(part) for part in parts.values()], batch_first=True)
-        text = SegmentedInput(tokens.to(embed.weight.device), embed, (0,) * len(rows), tuple(map(len, parts.values())))
-        memories.put(rows, runner.read(text, Collector(text, None), memories.take(rows)).memory)
-        bar.update(sum(text.lengths))
+    with progress_bar(progress, total) as bar, autocast(precision, device.type):
+        while parts := {row: part for row, rest in reading.items() if (part := next(rest, None))}:
+            rows, lengths = tuple(parts), tuple(map(len, parts.values()))
+            tokens = pad_sequence([torch.tensor(part) for part in parts.values()], batch_first=True).to(device)
+            text = SegmentedInput(tokens, embed, (0,) * len(rows), lengths)
+            memories.put(rows, runner.read(text, Collector(text, None), memories.take(rows)).memory)
+            bar.update(sum(lengths))
     return memories.all(runner.memory.empty) or state
 
 

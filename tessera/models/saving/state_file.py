@@ -21,7 +21,7 @@ from transformers import DynamicCache, cache_utils
 from tessera.base.checkpoints import is_among, tensor_checksum
 from tessera.base.errors import TesseraError, expect, first_line
 from tessera.base.files import expect_plain_file, write_atomically
-from tessera.base.state import CLASSES, State
+from tessera.base.state import CLASSES, State, first_tensor
 
 KIND, CRC = "tessera_memory", "crc32"
 THIS_VERSION = 2
@@ -186,7 +186,7 @@ def _decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if kind in _CACHE_LAYERS:
         layer = _CACHE_LAYERS[kind].__new__(_CACHE_LAYERS[kind])
         vars(layer).update(parts)
-        if "device" not in parts and (tensor := _first_tensor(parts)) is not None:
+        if "device" not in parts and (tensor := first_tensor(parts)) is not None:
             layer.device = tensor.device
         return layer
     expect(kind in CLASSES, "load", "the memory", "be of states that are imported", kind, "import tessera.models")
@@ -196,8 +196,3 @@ def _decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     model = parts.pop("model", None)
     state: Any = cls.from_parts(parts)
     return state if model is None else replace(state, model=model)
-
-
-def _first_tensor(parts: Mapping[str, Any]) -> Tensor | None:
-    flat = [tensor for part in parts.values() for tensor in (part.values() if isinstance(part, dict) else (part,))]
-    return next((part for part in flat if isinstance(part, Tensor)), None)
