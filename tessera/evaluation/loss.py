@@ -181,19 +181,14 @@ def loss_by_position(
                 labels = torch.full_like(labels, IGNORED)
             with context():
                 logits = model(**inputs, use_cache=False).logits
-            loss, counted = _losses(logits, labels)
-            total += loss
-            seen += counted
+            seen += (labels[:, 1:] != IGNORED).sum(0)
+            of_batch = torch.zeros_like(total)
+            for row, targets in zip(logits, labels):  # one sequence at a time: float32 copies stay small
+                of_batch += cross_entropy(
+                    row[:-1].float(), targets[1:], reduction="none", ignore_index=IGNORED
+                ).double()
+            total += of_batch
     return LossByPosition(total.cpu(), seen.cpu())
-
-
-def _losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Summed loss and number of predictions at each position, one sequence at a time to keep float32 copies small."""
-    total = torch.zeros(labels.shape[1] - 1, dtype=torch.float64, device=labels.device)
-    for row, targets in zip(logits, labels):
-        loss = cross_entropy(row[:-1].float(), targets[1:], reduction="none", ignore_index=IGNORED)
-        total += loss.double()
-    return total, (labels[:, 1:] != IGNORED).sum(0).double()
 
 
 explain_all(globals(), ("perplexity", "bits_per_byte", "loss_by_position"))

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, WeightTransform
 
-from tessera.models.prefix import Prefix
+from tessera.models.stack_state import Prefix
 
 # Those of keys and values, as in PEFT's own tables for transformers.
 MOSAIC = ["key_extractor.projection", "value_extractor.projection"]

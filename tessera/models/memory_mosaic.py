@@ -133,6 +133,7 @@ class MemoryMosaicLayer(GradientCheckpointingLayer):
         super().__init__()
         self.post_norm = config.norm_position == "post"
         self.residual_dropout = config.residual_dropout
+        dropout_of_pairs, key_eps = config.contextual_weight_dropout, config.persistent_key_norm_eps
         self.contextual_norm = _norm(config)
         self.contextual = ContextualMemory(
             config.hidden_size,
@@ -140,7 +141,7 @@ class MemoryMosaicLayer(GradientCheckpointingLayer):
             kernel_from_config(config.kernel),
             config.value_extractor,
             norm_eps=config.key_norm_eps,
-            weight_dropout=_own_or_shared(config.contextual_weight_dropout, config.weight_dropout),
+            weight_dropout=config.weight_dropout if dropout_of_pairs is None else dropout_of_pairs,
             free_intercept=config.free_intercept,
             delay=config.contextual_delay,
             mean_keys=config.mean_keys,
@@ -156,7 +157,7 @@ class MemoryMosaicLayer(GradientCheckpointingLayer):
                 config.num_persistent_slots,
                 config.num_persistent_banks,
                 kernel_from_config(config.persistent_kernel),
-                norm_eps=_own_or_shared(config.persistent_key_norm_eps, config.key_norm_eps),
+                norm_eps=config.key_norm_eps if key_eps is None else key_eps,
                 weight_dropout=config.weight_dropout,
                 bias=config.bias,
                 head_dropout=config.head_dropout,
@@ -194,10 +195,6 @@ class MemoryMosaicLayer(GradientCheckpointingLayer):
         if self.residual_dropout:
             recalled = dropout(recalled, self.residual_dropout, self.training)
         return (read if self.post_norm else hidden) + recalled, state
-
-
-def _own_or_shared(own: float | None, shared: float) -> float:
-    return shared if own is None else own
 
 
 def _norm(config: MemoryMosaicConfig) -> nn.LayerNorm:

@@ -31,9 +31,8 @@ from tessera.models.forward_arguments import (
 from tessera.models.lazy_logits import LazyLogits, LazyOutput
 from tessera.models.loss_per_item import count_of_labels, loss_per_item
 from tessera.models.padded_rows import LayersRead, is_between_tokens, read_rows, without_gaps
-from tessera.models.prefix import Prefix
 from tessera.models.saving.beside_weights import SavesWithCode
-from tessera.models.stack_state import StackState, last_document, read_documents
+from tessera.models.stack_state import Prefix, StackState, last_document, read_documents
 from tessera.ops.kernel_regression import Call, intercepted, reference
 from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
 

@@ -1,13 +1,15 @@
 """Where a stack of memories stands in a sequence: its state, and which document each new step belongs to."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from tessera.base.errors import expect
 from tessera.base.state import State, first_tensor
+from tessera.memories.pair_memory import PairMemoryState
 from tessera.models.fingerprint import difference
 from tessera.models.forking import refuse_to_crop
 from tessera.models.forward_arguments import demand
@@ -43,16 +45,56 @@ class StackState(State):
         return (self if held.device == hidden.device else self.to(hidden.device)).recordable()
 
     def to_legacy_cache(self) -> list[tuple[Tensor, Tensor]]:
-        """The stored (keys, values) of each layer (the name PEFT asks for), to begin a prefix or a Cartridge with."""
-        from tessera.models.prefix import stored_pairs
+        """The finished (keys, values) of each layer, of its memory that forgets none (the name PEFT asks for).
 
-        return stored_pairs(self)
+        With these a prefix or a Cartridge can begin.
+        """
+        memories = []
+        for layer in self.layers:
+            parts = layer if isinstance(layer, tuple) else ()
+            stores = [memory for memory in parts if isinstance(memory, PairMemoryState)]
+            expect(bool(stores), "StackState", "the model", "have memories of pairs", "matrices")
+            memories.append((stores[-1].pairs.keys, stores[-1].pairs.values))
+        return memories
 
     crop = refuse_to_crop
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Steps read so far, padding included (the name transformers asks for)."""
         return self.length
+
+
+@dataclass(frozen=True)
+class Prefix(State):
+    """One (keys, values), each (B, H, N, width), for every layer: N pairs that were stored before a text begins.
+
+    That is what PEFT's prefix tuning and its Cartridges learn.
+    """
+
+    layers: tuple[tuple[Tensor, Tensor], ...]
+    is_compileable: ClassVar[bool] = False  # as of `StackState`
+
+    @classmethod
+    def of(cls, layers: Sequence[Tensor]) -> Self:
+        """From PEFT's tensors (2, B, H, N, width)."""
+        return cls(tuple((layer[0], layer[1]) for layer in layers))
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """N."""
+        return self.layers[layer_idx][0].shape[2]
+
+    def state(self, where: str, layers: Iterable[Any]) -> StackState:
+        """What a stack of these layers goes on from. Raises `TesseraError` where it has no pairs, or of other sizes."""
+        advice = "Its memories are matrices, which hold no pairs."
+        layers = list(layers)
+        have_pairs = all(hasattr(layer, "begun_with") for layer in layers)
+        expect(have_pairs, where, "past_key_values", "be left out", "pairs", advice)
+        got, needed = len(self.layers), len(layers)
+        expect(got == needed, where, "past_key_values", f"hold pairs for {needed} layers", got)
+        states = tuple(layer.begun_with(*pairs) for layer, pairs in zip(layers, self.layers))
+        keys = self.layers[0][0]
+        document = torch.zeros(keys.shape[0], 1, dtype=torch.long, device=keys.device)
+        return StackState(states, self.get_seq_length(), document)
 
 
 def read_documents(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tessera.recipes.sections import Curriculum, Recipe, Stage
 from tessera.training import loop
 from tessera.training.checkpoint import Checkpoints, TrainingProgress
-from tessera.training.loop import Report, StagePlan, unreported
+from tessera.training.loop import Report, StagePlan, TrainingLog, unreported
 from tessera.training.optimizer import FitOptions, scalar_parameters, stage_options
 from tessera.training.training_data import TrainingData
 
@@ -51,7 +51,7 @@ def known_scales(model: nn.Module, options: FitOptions) -> FitOptions:
     return replace(options, scalar_learning_rate_scales=scales)
 
 
-class ReportLog:
+class ReportLog(TrainingLog):
     """The `TrainingLog` of an experiment: tells `report` the share of all stages, by their `costs` (default: steps)."""
 
     def __init__(self, plans: list[StagePlan], report: Report, costs: list[float] | None = None) -> None:
@@ -62,9 +62,6 @@ class ReportLog:
     def begin(self, number: int, progress: TrainingProgress) -> None:
         """See `TrainingLog`."""
         self.number = number
-
-    def step(self, progress: TrainingProgress) -> None:
-        """See `TrainingLog`."""
 
     def line(self, progress: TrainingProgress, learning_rate: float) -> None:
         """See `TrainingLog`."""

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ class NotFinite(TesseraError):
     """A training whose loss, gradients or weights became NaN or infinite."""
 
 
-class TrainingLog(Protocol):
+class TrainingLog:
     """What hears of a training as it goes on."""
 
     def begin(self, number: int, progress: TrainingProgress) -> None:

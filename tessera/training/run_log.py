@@ -22,7 +22,7 @@ from tessera.recipes.recipe import recipe_to_dict
 from tessera.recipes.sections import Recipe, TrainingSection
 from tessera.training.checkpoint import TrainingProgress
 from tessera.training.folder import EVENTS
-from tessera.training.loop import Report
+from tessera.training.loop import Report, TrainingLog
 from tessera.training.training_data import TrainingData
 
 
@@ -169,7 +169,7 @@ def sizes(recipe: Recipe, model: nn.Module, segment: int, done: int) -> str:
     return line + (f", {done:,} of them done" if done else "") + " (Ctrl-C stops; --resume goes on)"
 
 
-class RunLog:
+class RunLog(TrainingLog):
     """The `TrainingLog` of a run. Of several processes only the first writes and speaks.
 
     `report(share, note)` hears the share of all stages, where a step costs in proportion to its length.

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -178,9 +178,8 @@ class ARMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
         weight = self.get_input_embeddings().weight
         self.memory_tokens = MemoryTokens(config.num_memory_tokens, weight)
         sizes = (config.hidden_size, config.memory_dim, config.num_rolls)
-        update: dict[str, Any] = {"correction": config.correction, "update_order": config.update_order}
-        update |= {"epsilon": config.epsilon, "strength_stretch": config.strength_stretch}
-        update |= {"strength_threshold": config.strength_threshold, "gate_normalizer": config.gate_normalizer}
+        names = "correction update_order epsilon strength_stretch strength_threshold gate_normalizer".split()
+        update = {name: getattr(config, name) for name in names}
         with weight.device:
             memories = [AssociationMemory(*sizes, **update) for _ in range(config.num_hidden_layers)]
         self.memories = LayerModules(memories)

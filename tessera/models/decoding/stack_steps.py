@@ -155,7 +155,8 @@ class StackSteps:
         name = f"one decoding step of a {type(self.model).__name__}"
 
         def layer(tensors: Any, hidden: Tensor, stores: Any, others: Any) -> list[Tensor]:
-            opened = (OpenStore(*pairs, None, place, None, window) for *pairs, window, place in stores)
+            tip: Any = None  # whoever calls the program counts what it appends
+            opened = (OpenStore(k, v, None, place, tip, window) for k, v, window, place in stores)
             before = put_together(state, opened, iter(others))
             options = {"state": before, "keep_state": True, **extra}
             weights = self.how.read(tensors, hidden)

@@ -303,10 +303,10 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
             penalty = loss.share(penalty, num_items_in_batch)
             if penalty is not None and self.training:
                 value = value + penalty
-        head, inputs = self.get_output_embeddings(), collector.inputs
+        head, inputs = self.get_output_embeddings(), None if collector.inputs is None else collector.inputs.value()
         output = SegmentedOutput(
             loss=value,
-            logits=LazyLogits(head, inputs and inputs.value(), head) if is_lazy else collector.logits.value(),
+            logits=LazyLogits(head, inputs, head) if is_lazy else collector.logits.value(),
             past_key_values=reading.cache,
             memory_state=reading.memory,
             segment_states=reading.states if output_segment_states else None,
@@ -338,7 +338,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
     def _text(self, input_ids, inputs_embeds, attention_mask, position_ids, cache) -> SegmentedInput:
         """The arguments of `forward` that are text, checked; after a cache a mask must not hide anything new."""
         where, mask = type(self).__name__, attention_mask if cache is None else None
-        text = SegmentedInput.of(self.get_input_embeddings(), input_ids, inputs_embeds, mask)
+        text = SegmentedInput.of(self.base.get_input_embeddings(), input_ids, inputs_embeds, mask)
         if cache is not None:
             rows = cache.batch_size
             mismatch = difference(cache.model, self._fingerprint.of(self, False))

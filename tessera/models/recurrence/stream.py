@@ -63,8 +63,8 @@ def read_streams(
     expect(len(texts) > 0, "read_streams", "texts", "hold at least one", "none")
     state = model.empty_memory(len(texts)) if memory_state is None else memory_state
     state.expect_fits(model.empty_memory(1), "read_streams")
-    rows = f"hold {len(texts)} rows"
-    expect(state.batch_size == len(texts), "read_streams", "memory_state", rows, state.batch_size)
+    needed = f"hold {len(texts)} rows"
+    expect(state.batch_size == len(texts), "read_streams", "memory_state", needed, state.batch_size)
     embed = model.get_input_embeddings()
     device = embed.weight.device
     runner = model.segment_runner()
