@@ -223,9 +223,11 @@ class StackModel(StackPreTrainedModel):
     def _recorded(
         self, read: Any, hidden: Tensor, past: StackState | None, documents: Tensor | None, is_padded: bool
     ) -> tuple[LayersRead, tuple[Tensor, ...]]:
-        """What `read` gives, and the recall weights."""
-        where = type(self).__name__
-        self._expect_weights(where)
+        """What `read` gives, and the recall weights, unless no memory has any or layers are computed a second time."""
+        where, advice = type(self).__name__, "Its memories are matrices, which have no weights over stored pairs."
+        expect(bool(recalling_memories(self.layers)), where, "output_attentions", "be False", True, advice)
+        twice = self.training and any(getattr(layer, "gradient_checkpointing", False) for layer in self.layers)
+        expect(not twice, where, "output_attentions", "be False with gradient checkpointing", True)
         padded = documents if is_padded else None
         is_between = padded is not None and is_between_tokens(padded, past is not None)
         expect(not is_between, where, "output_attentions", "be False where padding lies between tokens", True)
@@ -237,14 +239,6 @@ class StackModel(StackPreTrainedModel):
             states = read_rows(read, hidden, past, padded, True).states  # which end with a token
             layers_read = LayersRead(layers_read.inputs, states)
         return layers_read, averaged
-
-    def _expect_weights(self, where: str) -> None:
-        """Refuse `output_attentions` where no memory has weights, or layers are computed a second time."""
-        has_weights = bool(recalling_memories(self.layers))
-        advice = "Its memories are matrices, which have no weights over stored pairs."
-        expect(has_weights, where, "output_attentions", "be False", True, advice)
-        twice = self.training and any(getattr(layer, "gradient_checkpointing", False) for layer in self.layers)
-        expect(not twice, where, "output_attentions", "be False with gradient checkpointing", True)
 
     def layer_arguments(self, hidden: Tensor) -> dict[str, object]:
         """What every layer is called with beyond the usual, for a call that reads `hidden` (B, T, hidden)."""

@@ -45,12 +45,6 @@ def layer_list(base: PreTrainedModel, path: str | None) -> nn.ModuleList:
     return named[outer.pop()]
 
 
-def feed_forward(base: PreTrainedModel, layer: nn.Module) -> nn.Module | None:
-    """The position-wise network of a layer of `base`; None for families that are not known to have one."""
-    name = FEED_FORWARD.get(base.config.model_type)
-    return None if name is None else getattr(layer, name)
-
-
 def fuse_activations(base: PreTrainedModel) -> None:
     """Replace GPT-2's GELU, written out as eight passes over the widest activation, by the same formula in one."""
     for module in base.modules():

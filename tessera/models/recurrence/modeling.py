@@ -26,10 +26,10 @@ from tessera.models.lazy_logits import LazyLogits, LooksUpLogits
 from tessera.models.learned_positions import first_position
 from tessera.models.loss_per_item import count_of_labels
 from tessera.models.recurrence.base_model import (
+    FEED_FORWARD,
     SegmentedBackbone,
     expect_base,
     expect_positions,
-    feed_forward,
     fuse_activations,
     layer_list,
     takes_positions,
@@ -139,9 +139,8 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         if config.own_memory_positions:
             widen_positions(base, front, back)
         wrap_layers(layers)
-        last = feed_forward(base, layers[-1])
-        if last is not None:
-            leave_out_unneeded(last)
+        if base.config.model_type in FEED_FORWARD:
+            leave_out_unneeded(getattr(layers[-1], FEED_FORWARD[base.config.model_type]))
         fuse_activations(base)
         base.base_model.register_forward_hook(keep_last_hidden)
         self._first_position, self._is_tried = first_position(base) if takes_positions(base) else None, False
