@@ -60,40 +60,21 @@ def random_automaton(
 
 
 def canonical(edges: list[dict[int, int]]) -> Automaton:
-    """The canonical automaton that generates what `edges[state] = {symbol: next state}` does from state 0."""
+    """The canonical automaton that generates what `edges[state] = {symbol: next state}` does from state 0.
+
+    Moore's algorithm: states stay in one class while they allow the same symbols into the same classes.
+    """
+    moves = [sorted(of_state.items()) for of_state in edges]
     order = [0]  # states that can be reached, breadth first, smaller symbols first
     for state in order:
-        order += dict.fromkeys(
-            edges[state][symbol] for symbol in sorted(edges[state]) if edges[state][symbol] not in order
-        )
-    classes = _classes(edges, order)
-    numbers: dict[int, int] = {}
-    members: list[int] = []
-    for state in order:
-        if classes[state] not in numbers:
-            numbers[classes[state]] = len(members)
-            members.append(state)
-    return Automaton(
-        tuple(
-            tuple((symbol, numbers[classes[edges[state][symbol]]]) for symbol in sorted(edges[state]))
-            for state in members
-        )
-    )
-
-
-def _classes(edges: list[dict[int, int]], order: list[int]) -> dict[int, int]:
-    """Moore's algorithm: states stay in one class while they allow the same symbols into the same classes."""
+        order += dict.fromkeys(target for _, target in moves[state] if target not in order)
     classes, count = dict.fromkeys(order, 0), 1
     while True:
-        signatures = {
-            state: (classes[state], tuple((symbol, classes[edges[state][symbol]]) for symbol in sorted(edges[state])))
-            for state in order
-        }
-        names: dict[tuple, int] = {}
-        classes = {state: names.setdefault(signatures[state], len(names)) for state in order}
-        if len(names) == count:
-            return classes
-        count = len(names)
+        edges_of = {state: tuple((symbol, classes[target]) for symbol, target in moves[state]) for state in order}
+        numbers = {edges: number for number, edges in enumerate(dict.fromkeys(edges_of.values()))}
+        if len(numbers) == count:
+            return Automaton(tuple(numbers))
+        classes, count = {state: numbers[edges_of[state]] for state in order}, len(numbers)
 
 
 class Problems(NamedTuple):
@@ -258,24 +239,15 @@ def ngram_log_probabilities(task: RegBench, examples: TokenExamples, order: int)
     """
     shares = torch.zeros(*examples.tokens.shape, task.vocab_size, dtype=torch.float64)
     for row, length in enumerate(examples.details.lengths.tolist()):
-        for column, counts in enumerate(_counts(task, examples.tokens[row, :length].tolist(), order)):
-            for symbol, count in counts.items():
+        tokens, start = examples.tokens[row, :length].tolist(), 0
+        counts: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+        for column, following in enumerate([*tokens[1:], task.separator]):
+            start = column if tokens[column] == task.separator else start
+            firsts = range(max(start, column + 1 - order), column + 2)
+            contexts = [tuple(tokens[first : column + 1]) for first in firsts]  # the longest first, the empty one last
+            for symbol, count in next((counts[context] for context in contexts if context in counts), {}).items():
                 shares[row, column, symbol] = count
+            for context in contexts if following != task.separator else ():
+                counts[context][following] += 1
     shares[..., : task.num_symbols] += (shares.sum(-1, keepdim=True) == 0).double()
     return (shares / shares.sum(-1, keepdim=True)).log()
-
-
-def _counts(task: RegBench, tokens: list[int], order: int) -> list[dict[int, int]]:
-    """For each position, the counts of what has followed its longest known context; empty if nothing has."""
-    counts: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
-    following_counts: list[dict[int, int]] = []
-    context: tuple[int, ...] = ()
-    for token, following in zip(tokens, [*tokens[1:], task.separator], strict=True):
-        context = (token,) if token == task.separator else (*context, token)
-        context = context[max(0, len(context) - order) :]
-        suffixes = [context[start:] for start in range(len(context) + 1)]
-        following_counts.append(dict(next((counts[suffix] for suffix in suffixes if suffix in counts), {})))
-        if following != task.separator:
-            for suffix in suffixes:
-                counts[suffix][following] += 1
-    return following_counts
