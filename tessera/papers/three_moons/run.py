@@ -286,59 +286,40 @@ def repetition_errors(x: Tensor, horizon: int) -> Tensor:
 def _continue(memory: LinearContextualMemory, x: Tensor, cut: slice, horizon: int, workspace: Workspace) -> Tensor:
     """Predictions (B, C, horizon, input) after each of the C contexts x_1..x_{c+1}, c in `cut`.
 
-    At each step a query sees the pairs of its context, which all contexts share, and those that its own predictions
-    completed. Its scores against both are one row.
+    Context c has read x_1..x_{c+1} and holds the pairs 1..c, which all contexts share, and those that its own
+    predictions completed. Its scores against both are one row.
     """
-    held = _Held(memory, x, cut, horizon, workspace)
-    keys, _ = memory.features(x[:, cut])
-    predictions = []
-    for step in range(horizon):
-        predictions.append(memory.combine(held.recall(keys)))
-        if step + 1 < horizon:
-            read, values = memory.features(predictions[-1])
-            held.add(keys, values)
-            keys = read
-    return torch.stack(predictions, 2)
-
-
-class _Held:
-    """The pairs that the contexts of a group hold: context c (from 0) has read x_1..x_{c+1} and holds the pairs 1..c.
-
-    `keys` and `values` (B H, width, N + horizon) are transposed, with empty columns where each context's own pairs go.
-    """
-
-    def __init__(self, memory, x: Tensor, cut: slice, horizon: int, workspace: Workspace) -> None:
-        self.kernel, self.workspace, self.scores = memory.kernel, workspace, memory.scores(x)
-        keys, values = memory.features(x[:, : cut.stop])
-        self.heads, self.shared, self.own = keys.shape[:2], cut.stop - 1, 0
-        self.keys = pad(keys[:, :, :-1].flatten(0, 1).mT, (0, horizon))
-        self.values = pad(values[:, :, 1:].flatten(0, 1).mT, (0, horizon))
-        size = (len(self.keys), cut.stop - cut.start, horizon)
-        self.own_keys, self.own_values = x.new_empty(*size, keys.shape[-1]), x.new_empty(*size, values.shape[-1])
-        # The pairs before `start` are seen by all contexts of the cut, the later ones by some.
-        self.start = cut.start
-        self.hidden = torch.arange(cut.start, self.shared) >= torch.arange(cut.start, cut.stop)[:, None]
-
-    def add(self, keys: Tensor, values: Tensor) -> None:
-        """One more pair (B, H, C, width) for each context, of its own."""
-        self.own_keys[:, :, self.own], self.own_values[:, :, self.own] = keys.flatten(0, 1), values.flatten(0, 1)
-        self.own += 1
-
-    def recall(self, keys: Tensor) -> Tensor:
-        """Answers (B, H, C, V) to the queries `keys` (B, H, C, K)."""
-        width = self.shared + self.own
-        if width == 0:
-            return keys.new_zeros(*keys.shape[:3], self.values.shape[1])
-        self.workspace.clear()
-        query = keys.flatten(0, 1) * (self.scores["slope"] * self.kernel.score_scale)
-        scores = self.workspace.empty((*query.shape[:2], width), query)
-        torch.bmm(query, self.keys[..., :width], out=scores)
-        scores[..., self.shared :] = (query[:, :, None] * self.own_keys[:, :, : self.own]).sum(-1)
-        if self.scores["intercept"] is not None:
-            scores += self.scores["intercept"] * self.kernel.score_scale
-        scores[..., self.start : self.shared].masked_fill_(self.hidden, -torch.inf)
-        weights, _ = self.kernel.forward(scores, self.workspace)
+    kernel, scoring, shared = memory.kernel, memory.scores(x), cut.stop - 1
+    keys, values = memory.features(x[:, : cut.stop])
+    queries = memory.features(x[:, cut])[0]
+    # (B H, width, N + horizon): with empty columns where each context's own pairs go.
+    shared_keys = pad(keys[:, :, :-1].flatten(0, 1).mT, (0, horizon))
+    shared_values = pad(values[:, :, 1:].flatten(0, 1).mT, (0, horizon))
+    own_keys, own_values = (
+        x.new_empty(len(shared_keys), queries.shape[2], horizon, part.shape[-1]) for part in (keys, values)
+    )
+    # The pairs before the cut are seen by all its contexts, the later ones by some.
+    hidden = torch.arange(cut.start, shared) >= torch.arange(cut.start, cut.stop)[:, None]
+    predictions: list[Tensor] = []
+    for own in range(horizon):
+        if own:
+            own_keys[:, :, own - 1] = queries.flatten(0, 1)
+            queries, values = memory.features(predictions[-1])
+            own_values[:, :, own - 1] = values.flatten(0, 1)
+        if shared + own == 0:  # a single context of one observation has completed no pair
+            predictions.append(memory.combine(torch.zeros_like(values[:, :, :1])))
+            continue
+        workspace.clear()
+        query = queries.flatten(0, 1) * (scoring["slope"] * kernel.score_scale)
+        scores = workspace.empty((*query.shape[:2], shared + own), query)
+        torch.bmm(query, shared_keys[..., : shared + own], out=scores)
+        scores[..., shared:] = (query[:, :, None] * own_keys[:, :, :own]).sum(-1)
+        if scoring["intercept"] is not None:
+            scores += scoring["intercept"] * kernel.score_scale
+        scores[..., cut.start : shared].masked_fill_(hidden, -torch.inf)
+        weights, _ = kernel.forward(scores, workspace)
         # Transposed: products with few columns are slow.
-        answers = torch.bmm(self.values[..., :width], weights.mT).mT
-        answers = answers + (weights[..., self.shared :, None] * self.own_values[:, :, : self.own]).sum(-2)
-        return answers.unflatten(0, self.heads)
+        answers = torch.bmm(shared_values[..., : shared + own], weights.mT).mT
+        answers = answers + (weights[..., shared:, None] * own_values[:, :, :own]).sum(-2)
+        predictions.append(memory.combine(answers.unflatten(0, keys.shape[:2])))
+    return torch.stack(predictions, 2)
