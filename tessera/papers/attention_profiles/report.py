@@ -201,23 +201,15 @@ def heads(records: Mapping[str, Record]) -> list[Head]:
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
     """Spearman's: the correlation of ranks, ties sharing their mean rank. NaN for fewer than two or equal values."""
-    both = (
-        [sum(other < value for other in every) + (every.count(value) - 1) / 2 for value in every]
-        for every in (first, second)
-    )
-    ranks = torch.tensor(list(both), dtype=torch.float64)
-    if ranks.shape[1] < 2 or (ranks.std(1) == 0).any():
+    if len(first) < 2:
         return float("nan")
+    pairs = torch.tensor([first, second], dtype=torch.float64)
+    ranks = (pairs[:, :, None] - pairs[:, None]).sign().mean(-1)  # up to a factor and a constant
     return float(torch.corrcoef(ranks)[0, 1])
 
 
 def tables(records: Mapping[str, Record]) -> dict[str, str]:
     """The profiles, the heads, settings."""
-    settings = settings_of(records.values(), SETTINGS)
-    return {"Profiles": _profiles(records), "Recent peak and leak": _peaks(records), "Settings": settings}
-
-
-def _profiles(records: Mapping[str, Record]) -> str:
     columns = {
         "loss at the end, nats": ("loss", ".3f"),
         "first token, times the mean weight": ("first", ".2f"),
@@ -233,22 +225,22 @@ def _profiles(records: Mapping[str, Record]) -> str:
             rows.append([MODELS[name], length, len(seeds)])
             for quantity, form in columns.values():
                 values = [{"loss": of_seed["loss"], **of_seed["mean"]}[quantity] for of_seed in measured]
-                numbers = [value for value in values if value is not None]
-                numbers = numbers[:1] if quantity == "even" else numbers  # which is the same for all seeds
-                rows[-1].append(with_error(mean_of(numbers), form) if numbers else "")
-    return markdown(["model", "tokens", "seeds", *columns], rows)
-
-
-def _peaks(records: Mapping[str, Record]) -> str:
-    every = heads(records)
-    rows = [
-        [head.seed, head.head, f"{head.leak:.3f}", "no peak" if head.width is None else f"{head.width:.1f}"]
-        for head in every
-    ]
-    with_peak = [(head.leak, head.width) for head in every if head.width is not None]
-    correlation = rank_correlation([leak for leak, _ in with_peak], [width for _, width in with_peak])
-    rows.append(["all", f"{len(with_peak)} with a peak", "rank correlation", f"{correlation:.2f}"])
-    return markdown(["seed", "head", "leak rate λ", "width of the recent peak, tokens"], rows) if every else ""
+                values = values[:1] if quantity == "even" else values  # which is the same for all seeds
+                rows[-1].append(with_error(None if None in values else mean_of(values), form))
+    peaks, leaks, widths = [], [], []
+    for seed, head, leak, width in heads(records):
+        peaks.append([seed, head, f"{leak:.3f}", "no peak" if width is None else f"{width:.1f}"])
+        if width is not None:
+            leaks.append(leak)
+            widths.append(width)
+    if peaks:
+        correlation = rank_correlation(leaks, widths)
+        peaks.append(["all", f"{len(leaks)} with a peak", "rank correlation", f"{correlation:.2f}"])
+    return {
+        "Profiles": markdown(["model", "tokens", "seeds", *columns], rows),
+        "Recent peak and leak": markdown(["seed", "head", "leak rate λ", "width of the recent peak, tokens"], peaks),
+        "Settings": settings_of(records.values(), SETTINGS),
+    }
 
 
 def plot(records: Mapping[str, Record], path: Path) -> None:
