@@ -21,20 +21,19 @@ from tessera.papers.task_stage import TaskStage, small_model, train_stages
 from tessera.tasks.task import TokenExamples, estimate
 from tessera.training.fit import FitOptions
 
-# Name: model of `MODELS`, blocks, name in tables and figures.
+# Name: model of `MODELS`, blocks, name in tables and figures, and whether the papers say that it can: a layer of
+# memories is enough (Memory Mosaics, section 3), a transformer needs two of attention.
 MODELS = {
-    "mosaic-1": ("mosaic", 1, "Memory Mosaic, 1 block"),
-    "transformer-1": ("transformer", 1, "transformer, absolute positions, 1 block"),
-    "transformer_rope-1": ("transformer_rope", 1, "transformer, rotary positions, 1 block"),
-    "transformer-2": ("transformer", 2, "transformer, absolute positions, 2 blocks"),
-    "transformer_rope-2": ("transformer_rope", 2, "transformer, rotary positions, 2 blocks"),
+    "mosaic-1": ("mosaic", 1, "Memory Mosaic, 1 block", "can"),
+    "transformer-1": ("transformer", 1, "transformer, absolute positions, 1 block", "cannot"),
+    "transformer_rope-1": ("transformer_rope", 1, "transformer, rotary positions, 1 block", "cannot"),
+    "transformer-2": ("transformer", 2, "transformer, absolute positions, 2 blocks", "can"),
+    "transformer_rope-2": ("transformer_rope", 2, "transformer, rotary positions, 2 blocks", "can"),
 }
 SEEDS = {"smoke": 1, "cpu": 3}
 SCORED_AT_ONCE = 128  # sequences
 # The shares of right successors whose step of training is told.
 LEVELS = (0.5, 0.9)
-# What the papers say: a layer of memories is enough (Memory Mosaics, section 3), a transformer needs two of attention.
-NEEDED_LAYERS = {"mosaic": 1, "transformer": 2, "transformer_rope": 2}
 COLORS = {"mosaic": "tab:purple", "transformer": "tab:blue", "transformer_rope": "tab:orange"}
 # Here, and in Bietti et al. 2023, section 3 (attention with absolute positions, no feed-forward in the last block).
 SETTINGS: SettingsRows = {
@@ -110,7 +109,7 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
 
 def build(settings: InductionSettings) -> PreTrainedModel:
     """The model before its training."""
-    kind, num_layers, _ = MODELS[settings.model]
+    kind, num_layers, *_ = MODELS[settings.model]
     sizes = {"vocab_size": settings.task.vocab_size, "max_positions": settings.task.length}
     return small_model(settings, kind, num_layers=num_layers, **sizes)
 
@@ -132,9 +131,9 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
     }
     learned, trained = [], []
     for name, seeds in by_model(records, MODELS).items():
+        _, _, title, published = MODELS[name]
         scores = [with_error(score(seeds, "scores", quantity), ".3f") for quantity in scored.values()]
-        parameters = f"{seeds[0].outcome['parameters']:,}"
-        learned.append([MODELS[name][2], parameters, len(seeds), *scores, f"*{_published(name)}*"])
+        learned.append([title, f"{seeds[0].outcome['parameters']:,}", len(seeds), *scores, f"*{published}*"])
     for key, record in records.items():
         training = record.outcome["training"]
         steps = [next((f"{n:,}" for n, share in accuracies(record) if share >= level), "never") for level in LEVELS]
@@ -147,11 +146,6 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
     }
 
 
-def _published(name: str) -> str:
-    kind, num_layers, _ = MODELS[name]
-    return "can" if num_layers >= NEEDED_LAYERS[kind] else "cannot"
-
-
 def accuracies(record: Record) -> list[tuple[int, float]]:
     """(step, share of right successors) of each validation."""
     return [(step, 1 - error) for step, error in record.outcome["training"]["checks"]]
@@ -161,8 +155,9 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
     """Right successors against the step of training, of each model."""
     with panels(path, 8, 4.6) as (axis,):
         for name, seeds in by_model(records, MODELS).items():
-            line = "-" if _published(name) == "can" else "--"
-            draw_learning(axis, list(map(accuracies, seeds)), MODELS[name][2], color=COLORS[MODELS[name][0]], ls=line)
+            kind, _, title, published = MODELS[name]
+            line = "-" if published == "can" else "--"
+            draw_learning(axis, list(map(accuracies, seeds)), title, color=COLORS[kind], ls=line)
         chance = 1 / seeds[0].configuration.task.vocab_size
         axis.axhline(chance, color="gray", lw=0.8, ls=":", label="guess")
         axis.set(xlabel="step of training", ylabel="right successors", ylim=(0, 1.02))
