@@ -135,12 +135,10 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
 
 
 def _errors(records: Mapping[str, Record], triple: str) -> str:
-    rows = []
+    rows, periods = [], TRIPLES[triple]
     for name, variant in VARIANTS.items():
         for title, outcomes in outcomes_of(records, name).items():
-            measured = [outcome for outcome in outcomes if triple in outcome["errors"]]
-            if measured:
-                periods = tuple(measured[0]["errors"][triple]["periods"])
+            if measured := [outcome for outcome in outcomes if triple in outcome["errors"]]:
                 seeds = [levels(outcome["errors"][triple]["mean"], periods) for outcome in measured]
                 forms = {"early": ".3f", "after_slowest": ".1%", "after_common": ".1%"}
                 cells = [_number([level[level_of] for level in seeds], form) for level_of, form in forms.items()]
@@ -216,10 +214,9 @@ def _draw_errors(axis, records: Mapping[str, Record], name: str, triple: str) ->
         for curve in _curves(records, other, "first_round", triple):
             axis.plot(range(1, len(curve) + 1), curve, form, linewidth=0.9, label=VARIANTS[other].title)
     axis.axhline(MEAN_MODULUS, color="gray", linestyle=":", linewidth=1, label="always 0")
-    measured = [seed.outcome["first_round"]["errors"] for seed in seeds_of(records, name)]
-    periods = next((tuple(errors[triple]["periods"]) for errors in measured if triple in errors), ())
-    marks = [(in_observations(period), f"$p_{i + 1}$", "black") for i, period in enumerate(sorted(periods))]
-    marks += [(in_observations(common_period(periods)), "lcm", "red")] if periods else []
+    periods = TRIPLES[triple]
+    marks = [(in_observations(period), f"$p_{i}$", "black") for i, period in enumerate(sorted(periods), 1)]
+    marks += [(in_observations(common_period(periods)), "lcm", "red")]
     longest = max((len(line.get_xdata()) for line in axis.lines), default=0)
     for context, words, color in marks:
         if context <= longest:
