@@ -3,10 +3,12 @@
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from tessera.base.errors import expect
 from tessera.ops.linear_cross_entropy import IGNORED
@@ -14,15 +16,6 @@ from tessera.tasks.task import TASKS, Task, TokenExamples, generator_of
 
 FILLER, PAIR_SEPARATOR, QUERY_SEPARATOR, FIRST_SYMBOL = 0, 1, 2, 3
 BLOCK = 6  # k1 k2 1 v1 v2 and at least one filler
-
-
-class Drawn(NamedTuple):
-    """Sources (B, S) and targets (B, R), each row right-padded with anything beyond its length (B,)."""
-
-    source: Tensor
-    source_lengths: Tensor
-    target: Tensor
-    target_lengths: Tensor
 
 
 @dataclass(frozen=True)
@@ -59,8 +52,8 @@ class SourceTargetTask(Task):
         return {name: self.vocab_size - 4 + index for index, name in enumerate(("bos", "sep", "eos", "pad"))}
 
     @abstractmethod
-    def draw(self, lengths: Tensor, generator: torch.Generator) -> Drawn:
-        """An example for each of `lengths` (B,)."""
+    def draw(self, lengths: Tensor, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
+        """Source and target of an example for each of `lengths` (B,)."""
 
     def scored(self, labels: Tensor) -> Tensor:
         """Which labels (B, T) must be right: the target's symbols."""
@@ -73,8 +66,13 @@ class SourceTargetTask(Task):
     def sample(self, count: int, seed: int, split: str = "train") -> TokenExamples:
         """See `Task.sample`; T is that of the longest example."""
         generator = generator_of(self, seed, split)
-        span = (self.length - self.spread, self.length + self.spread + 1)
-        return self._assemble(self.draw(torch.randint(*span, (count,), generator=generator), generator))
+        lengths = torch.randint(self.length - self.spread, self.length + self.spread + 1, (count,), generator=generator)
+        bos, sep, eos, padding = (torch.tensor([token]) for token in self.special.values())
+        tokens, labels = [], []
+        for source, target in self.draw(lengths, generator):
+            tokens.append(torch.cat([bos, source, sep, target, eos]))
+            labels.append(torch.cat([torch.full((len(source) + 2,), IGNORED), target, eos]))
+        return TokenExamples(pad_sequence(tokens, True, int(padding)), pad_sequence(labels, True, IGNORED))
 
     def scores(self, predictions: Tensor, examples: TokenExamples) -> dict[str, Tensor]:
         """Exact match, and the share of the target's symbols that are right; from logits (B, T, V)."""
@@ -83,23 +81,6 @@ class SourceTargetTask(Task):
         is_right = (predictions[:, :-1].argmax(-1) == labels) & scored
         hits, total = is_right.sum(1), scored.sum(1)
         return {"exact_match": (hits == total).double().cpu(), "token_accuracy": (hits / total).double().cpu()}
-
-    def _assemble(self, drawn: Drawn) -> TokenExamples:
-        special, (source, read, target, written) = self.special, drawn
-        width = int((read + written).max()) + 3
-        # A column too many takes what lies beyond the lengths.
-        tokens = torch.full((len(read), width + 1), special["pad"])
-        tokens[:, 0] = special["bos"]
-        for symbols, lengths, start in ((source, read, torch.ones_like(read)), (target, written, read + 2)):
-            index = torch.arange(symbols.shape[1])
-            columns = torch.where(index < lengths[:, None], index + start[:, None], width)
-            tokens.scatter_(1, columns, symbols)
-        tokens[torch.arange(len(read)), read + 1] = special["sep"]
-        tokens[torch.arange(len(read)), read + written + 2] = special["eos"]
-        column = torch.arange(width)
-        is_target = (column > read[:, None] + 1) & (column <= (read + written)[:, None] + 2)
-        tokens = tokens[:, :-1].contiguous()
-        return TokenExamples(tokens, torch.where(is_target, tokens, IGNORED))
 
 
 @dataclass(frozen=True)
@@ -118,13 +99,14 @@ class Ordering(SourceTargetTask):
         return self.num_symbols + 4
 
     @abstractmethod
-    def target(self, symbols: Tensor, lengths: Tensor) -> Tensor:
-        """The targets of sources (B, S)."""
+    def target(self, symbols: Tensor) -> Tensor:
+        """The target of a source (n,)."""
 
-    def draw(self, lengths: Tensor, generator: torch.Generator) -> Drawn:
+    def draw(self, lengths: Tensor, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
         """See `SourceTargetTask.draw`."""
         symbols = torch.randint(self.num_symbols, (len(lengths), int(lengths.max())), generator=generator)
-        return Drawn(symbols, lengths, self.target(symbols, lengths), lengths)
+        sources = [row[:length] for row, length in zip(symbols, lengths.tolist())]
+        return [(source, self.target(source)) for source in sources]
 
 
 @TASKS.register("reverse")
@@ -134,10 +116,9 @@ class Reverse(Ordering):
 
     summary: ClassVar[str] = "write a sequence backwards; exact match at lengths beyond training"
 
-    def target(self, symbols: Tensor, lengths: Tensor) -> Tensor:
+    def target(self, symbols: Tensor) -> Tensor:
         """Backwards."""
-        places = (lengths[:, None] - 1 - torch.arange(symbols.shape[1])).clamp_min(0)
-        return symbols.gather(1, places)
+        return symbols.flip(0)
 
 
 @TASKS.register("sort")
@@ -147,10 +128,9 @@ class Sort(Ordering):
 
     summary: ClassVar[str] = "write a sequence in ascending order; exact match at lengths beyond training"
 
-    def target(self, symbols: Tensor, lengths: Tensor) -> Tensor:
+    def target(self, symbols: Tensor) -> Tensor:
         """Ascending."""
-        beyond = torch.arange(symbols.shape[1]) >= lengths[:, None]
-        return symbols.masked_fill(beyond, self.num_symbols).sort(1).values
+        return symbols.sort().values
 
 
 @TASKS.register("mqmtar")
@@ -213,22 +193,25 @@ class MultiQueryRecall(SourceTargetTask):
             "second_shared": second.masked_fill(alone, torch.nan).nanmean(1),
         }
 
-    def draw(self, lengths: Tensor, generator: torch.Generator) -> Drawn:
+    def draw(self, lengths: Tensor, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
         """See `SourceTargetTask.draw`."""
         pairs = num_pairs(lengths)
+        most, fillers = int(pairs.max()), lengths - BLOCK * pairs
         keys, values = (
-            words[distinct(len(lengths), int(pairs.max()), self.num_words, generator)]
+            words[distinct(len(lengths), most, self.num_words, generator)]
             for words in vocabularies(self.num_symbols, self.num_words, self.vocabulary_seed)
         )
-        context = lay_out(keys, values, pairs, lengths, generator)
-        places = (torch.rand(len(lengths), self.num_queries, generator=generator) * pairs[:, None]).long()
-        picked = (words.gather(1, places[..., None].expand(-1, -1, 2)) for words in (keys, values))  # (B, Q, 2)
-        mark = torch.full_like(places[..., None], QUERY_SEPARATOR)
-        queries, answers = (torch.cat([mark, words], -1).flatten(1) for words in picked)
-        # The queries follow each context directly; beyond them the row is padding.
-        source = torch.cat([context, torch.zeros_like(queries)], 1)
-        source.scatter_(1, lengths[:, None] + torch.arange(queries.shape[1]), queries)
-        return Drawn(source, lengths + queries.shape[1], answers, torch.full_like(lengths, answers.shape[1]))
+        units = torch.arange(most + int(fillers.max()))  # pairs, then fillers
+        unused = (units >= pairs[:, None]) & ((units < most) | (units - most >= fillers[:, None]))
+        order = torch.rand(len(lengths), len(units), generator=generator).masked_fill(unused, 2.0).argsort(1)
+        queried = (torch.rand(len(lengths), self.num_queries, generator=generator) * pairs[:, None]).long()
+        examples = []
+        for row, (count, spare) in enumerate(zip(pairs.tolist(), fillers.tolist())):
+            key, value = keys[row, :count], values[row, :count]
+            context = lay_out(key, value, order[row, : count + spare])
+            queries, answers = (pad(words[queried[row]], (1, 0), value=QUERY_SEPARATOR) for words in (key, value))
+            examples.append((torch.cat([context, queries.flatten()]), answers.flatten()))
+        return examples
 
 
 def num_pairs(length):
@@ -264,19 +247,11 @@ def distinct(rows: int, count: int, of: int, generator: torch.Generator) -> Tens
         drawn[again] = torch.randint(of, (int(again.sum()),), generator=generator)
 
 
-def lay_out(keys: Tensor, values: Tensor, pairs: Tensor, lengths: Tensor, generator: torch.Generator) -> Tensor:
-    """Contexts (B, S): blocks of pairs and single fillers in random order."""
-    rows, most, longest = len(lengths), keys.shape[1], int(lengths.max())
-    fillers = lengths - BLOCK * pairs
-    units = torch.arange(most + int(fillers.max()))
-    sizes = torch.where(units < pairs[:, None], BLOCK, 1)
-    unused = (units >= pairs[:, None]) & ((units < most) | (units - most >= fillers[:, None]))
-    order = torch.rand(rows, len(units), generator=generator).masked_fill(unused, 2.0).argsort(1)
-    ends = sizes.gather(1, order).cumsum(1)
-    starts = torch.zeros_like(ends).scatter_(1, order, ends - sizes.gather(1, order))[:, :most]
-    mark = torch.full((rows, most, 1), PAIR_SEPARATOR)
-    blocks = torch.cat([keys, mark, values], -1)
-    # A column too many takes the pairs of rows that hold fewer.
-    columns = torch.where((units[:most] < pairs[:, None])[..., None], starts[..., None] + torch.arange(5), longest)
-    context = torch.full((rows, longest + 1), FILLER)
-    return context.scatter_(1, columns.flatten(1), blocks.flatten(1))[:, :-1]
+def lay_out(keys: Tensor, values: Tensor, order: Tensor) -> Tensor:
+    """A context (S,): blocks of pairs and single fillers in this order, in which pairs have the first numbers."""
+    is_pair = order < len(keys)
+    ends = torch.where(is_pair, BLOCK, 1).cumsum(0)
+    context = torch.full((int(ends[-1]),), FILLER)
+    blocks = torch.cat([pad(keys, (0, 1), value=PAIR_SEPARATOR), values], 1)
+    context[ends[is_pair, None] - BLOCK + torch.arange(BLOCK - 1)] = blocks[order[is_pair]]
+    return context
