@@ -239,11 +239,10 @@ def distinct(rows: int, count: int, of: int, generator: torch.Generator) -> Tens
         return torch.rand(rows, of, generator=generator).argsort(1)[:, :count]
     while True:
         ordered, places = drawn.sort(dim=1, stable=True)
-        again = torch.zeros_like(drawn, dtype=torch.bool)
-        again[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
-        if not bool(again.any()):
+        repeats = pad(ordered[:, 1:] == ordered[:, :-1], (1, 0))
+        if not repeats.any():
             return drawn
-        again = torch.zeros_like(again).scatter_(1, places, again)
+        again = torch.zeros_like(repeats).scatter_(1, places, repeats)
         drawn[again] = torch.randint(of, (int(again.sum()),), generator=generator)
 
 

@@ -7,6 +7,7 @@ from random import Random
 import torch
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from tessera.base.errors import expect
 from tessera.ops.linear_cross_entropy import IGNORED
@@ -82,10 +83,9 @@ class ManyShot(Task):
         episodes = self.episodes(count, seed, split)
         rows = [[*self.prompt(e, e.queries[0]), self.label(e.queries[0].label)] for e in episodes]
         label_tokens = {self.label(prompts.ANONYMOUS.format(number=n)) for n in range(1, self.num_classes + 1)}
-        tokens = torch.full((count, max(map(len, rows))), 0)
+        tokens = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
         labels = torch.full_like(tokens, IGNORED)
         for row, (ids, episode) in enumerate(zip(rows, episodes)):
-            tokens[row, : len(ids)] = torch.tensor(ids)
             columns = [column for column, token in enumerate(ids) if token in label_tokens]
             columns = columns[len(episode.classes) :] if self.dense else columns[-1:]
             labels[row, columns] = tokens[row, columns]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tessera.base.errors import expect
 from tessera.data.sources import STORIES
@@ -116,19 +117,17 @@ class Passwords(Task):
             contexts.append(self._context(random, passwords, people, context_tokens, split))
             answers = [(person, passwords.get(person)) for person in dict.fromkeys(people)]
             questions_by_row.append([(question_tokens(person), answer_tokens(word)) for person, word in answers])
-        pad = _texts().token(SPECIAL["pad_token"])
-        return QuestionBatch(torch.from_numpy(np.stack(contexts)), *question_rows(questions_by_row, questions, pad))
+        fill = _texts().token(SPECIAL["pad_token"])
+        return QuestionBatch(torch.from_numpy(np.stack(contexts)), *question_rows(questions_by_row, questions, fill))
 
     def sample(self, count: int, seed: int, split: str = "train") -> TokenExamples:
         """`count` texts of one question each; T = `length`."""
         context = self.length - QUESTION_TOKENS
         batch = self.question_batch(count, 1, context, seed, split)
-        rows, labels = batch.questions[:, 0], batch.labels[:, 0]
-        fill = self.length - context - rows.shape[1]
-        pad = torch.full((count, fill), _texts().token(SPECIAL["pad_token"]))
-        unlabelled = torch.full_like(batch.contexts, IGNORED)
-        tokens = torch.cat([batch.contexts, rows, pad], 1)
-        return TokenExamples(tokens, torch.cat([unlabelled, labels, torch.full_like(pad, IGNORED)], 1))
+        tokens, fill = torch.cat([batch.contexts, batch.questions[:, 0]], 1), _texts().token(SPECIAL["pad_token"])
+        behind = self.length - tokens.shape[1]
+        labels = pad(batch.labels[:, 0], (context, behind), value=IGNORED)
+        return TokenExamples(pad(tokens, (0, behind), value=fill), labels)
 
     def scores(self, predictions: Tensor, examples: TokenExamples) -> dict[str, Tensor]:
         """`exact_match` (B,): the answer is the likeliest token."""

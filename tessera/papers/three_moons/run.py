@@ -289,7 +289,8 @@ def _continue(memory: LinearContextualMemory, x: Tensor, cut: slice, horizon: in
     Context c has read x_1..x_{c+1} and holds the pairs 1..c, which all contexts share, and those that its own
     predictions completed. Its scores against both are one row.
     """
-    kernel, scoring, shared = memory.kernel, memory.scores(x), cut.stop - 1
+    kernel: Any = memory.kernel
+    scoring, shared = memory.scores(x), cut.stop - 1
     keys, values = memory.features(x[:, : cut.stop])
     queries = memory.features(x[:, cut])[0]
     # (B H, width, N + horizon): with empty columns where each context's own pairs go.
