@@ -157,21 +157,15 @@ def _kernel_depths(rows: Rows) -> list[int]:
 
 def _by_kernel(rows: Rows) -> str:
     depths = _kernel_depths(rows)
-    present = {name for name, depth in rows if depth in depths}
-    names = [
-        name
-        for gaussian, others in ((MOSAIC, OTHER_KERNELS), (V2, V2_KERNELS))
-        for name in (gaussian, *others)
-        if name in present and present & set(others)
-    ]
-
     lines = []
-    for name in names:
-        gaussian = V2 if name in (V2, *V2_KERNELS) else MOSAIC
-        at_depths = [(rows.get((name, depth), ()), rows.get((gaussian, depth), ())) for depth in depths]
-        lines.append([NAMES[name], max(len(seeds) for seeds, _ in at_depths)])
-        for seeds, others in at_depths:
-            lines[-1] += [_loss_cell(seeds), "" if name == gaussian else _difference_cell(seeds, others)]
+    for gaussian, others in ((MOSAIC, OTHER_KERNELS), (V2, V2_KERNELS)):
+        for name in (gaussian, *others):
+            at_depths = [(rows.get((name, depth), ()), rows.get((gaussian, depth), ())) for depth in depths]
+            count = max((len(seeds) for seeds, _ in at_depths), default=0)
+            if count and any((other, depth) in rows for other in others for depth in depths):
+                lines.append([NAMES[name], count])
+                for seeds, theirs in at_depths:
+                    lines[-1] += [_loss_cell(seeds), "" if name == gaussian else _difference_cell(seeds, theirs)]
     columns = [heading for depth in depths for heading in (blocks(depth), "minus Gaussian")]
     return markdown(["kernel", "seeds", *columns], lines)
 
