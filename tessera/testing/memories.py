@@ -13,12 +13,16 @@ from torch import Tensor, nn
 
 from tessera.base.errors import TesseraError
 from tessera.base.state import State
+from tessera.testing.derivatives import check_gradient
 from tessera.testing.tolerances import REORDERED_FLOAT64
 
 BATCH, STEPS = 3, 23
 CHANGED = 14  # the step whose change no earlier answer may show
 CUTS = ([STEPS], [1] * STEPS, [7, 1, 13, 2], [2, 21])
-BORDERS = (0, 5, 6, 17, STEPS)
+LONG = [1, 130, 40, 129]  # more steps than a block of any implementation has, in pieces with other borders
+# Where the documents of each row begin and end, and their numbers, which need not rise; -1 is padding.
+BORDERS = ((0, 5, 6, 17, STEPS), (0, 3, 11, 14, STEPS), (0, 9, 16, 22, STEPS))
+NUMBERS = ((7, 3, 40, 5), (9, -1, 1, 0), (2, 1, 0, -1))
 
 
 @dataclass(frozen=True)
@@ -30,13 +34,14 @@ class MemoryCase:
         hidden_size: the width of what it reads.
         has_documents: whether `forward` takes documents.
         bfloat16: how far bfloat16 may be from float64, relative to the largest answer; None: not tested (a choice of
-            neighbours may change).
+            neighbours may change). float32: the same of float32; None where the memory has one type.
     """
 
     make: Callable[[], nn.Module]
     hidden_size: int
     has_documents: bool = True
     bfloat16: float | None = 0.05
+    float32: float | None = 1e-4
 
     def build(self) -> nn.Module:
         """The memory in float64, in evaluation mode, always the same weights."""
@@ -89,32 +94,65 @@ def any_cut(case: MemoryCase) -> None:
         assert _close(answers, expected), f"reading in pieces of {sizes} differs from the whole"
 
 
+def long_texts(case: MemoryCase) -> None:
+    """Three hundred steps too are what their pieces are, and their gradient is the derivative."""
+    memory = case.build()
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(1, sum(LONG), case.hidden_size, dtype=torch.float64, generator=generator)
+    with torch.no_grad():
+        answers, _ = _read(memory, x, LONG)
+        assert _close(answers, memory(x)[0]), f"reading in pieces of {LONG} differs from the whole"
+    weights = torch.randn(x.shape, dtype=torch.float64, generator=generator)
+    leaves = {"x": x.requires_grad_(), **dict(memory.named_parameters())}
+    check_gradient(lambda: (memory(x)[0] * weights).sum(), leaves)
+
+
 @torch.no_grad()
 def causality(case: MemoryCase) -> None:
-    """A change of one step changes no answer before it, and some answer at it or after it."""
+    """A change of one step changes no answer before it, and some answer at it or after it; in training neither."""
     memory, x = case.build(), case.inputs()
     changed = x.clone()
     changed[:, CHANGED] += 1.0
-    before, after = memory(x)[0], memory(changed)[0]
-    assert _close(before[:, :CHANGED], after[:, :CHANGED]), "an answer owes something to a later step"
-    assert not _close(before[:, CHANGED:], after[:, CHANGED:]), "a step changes nothing"
+    for training in (False, True):
+        memory.train(training)
+        before, after = _drawn_alike(memory, x), _drawn_alike(memory, changed)
+        assert _close(before[:, :CHANGED], after[:, :CHANGED]), "an answer owes something to a later step"
+        assert not _close(before[:, CHANGED:], after[:, CHANGED:]), "a step changes nothing"
+
+
+def _drawn_alike(memory: nn.Module, x: Tensor) -> Tensor:
+    """The answers to `x`, with the same dropout in each call."""
+    torch.manual_seed(4)
+    answers: Tensor = memory(x)[0]
+    return answers
 
 
 @torch.no_grad()
 def packing(case: MemoryCase) -> None:
-    """Documents packed into one sequence, cut anywhere, are answered as if each were alone."""
+    """Documents packed into sequences, cut anywhere, are answered as if each were alone.
+
+    Each sequence has borders and numbers of its own, which need not rise, and padding between documents.
+    """
     if not case.has_documents:
         return
     memory, x = case.build(), case.inputs()
-    lengths = [stop - start for start, stop in pairwise(BORDERS)]
-    alone = torch.cat([memory(x[:, start:stop])[0] for start, stop in pairwise(BORDERS)], 1)
-    documents = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).expand(BATCH, -1)
-    assert _close(memory(x, documents=documents)[0], alone), "packed documents see each other"
+    documents, alone = torch.zeros(BATCH, STEPS, dtype=torch.long), torch.zeros_like(x)
+    for row, (borders, numbers) in enumerate(zip(BORDERS, NUMBERS)):
+        for (start, stop), number in zip(pairwise(borders), numbers):
+            documents[row, start:stop] = number
+            alone[row, start:stop] = memory(x[row : row + 1, start:stop])[0][0]
+    real = documents >= 0
+    assert _close(memory(x, documents=documents)[0][real], alone[real]), "packed documents see each other"
     state, answers = None, []
     for piece, ids in zip(x.split([4, 1, 9, 9], 1), documents.split([4, 1, 9, 9], 1)):
         answer, state = memory(piece, state, ids, keep_state=True)
         answers.append(answer)
-    assert _close(torch.cat(answers, 1), alone), "documents that a state continues see each other"
+    assert _close(torch.cat(answers, 1)[real], alone[real]), "documents that a state continues see each other"
+    _, state = memory(x[:, :14], None, documents[:, :14], keep_state=True)
+    chosen = torch.tensor([2, 0, 1])
+    answers = memory(x[chosen, 14:], state.select_batch(chosen), documents[chosen, 14:])[0]
+    expected, real = alone[chosen, 14:], real[chosen, 14:]
+    assert _close(answers[real], expected[real]), "a selected sequence continues another's document"
 
 
 @torch.no_grad()
@@ -175,24 +213,31 @@ def saving(case: MemoryCase) -> None:
 
 @torch.no_grad()
 def batch_selection(case: MemoryCase) -> None:
-    """Sequences of a state may be reordered, repeated and left out."""
+    """Each sequence is read as if alone; those of a state may be reordered, repeated and left out."""
     memory, x = case.build(), case.inputs()
-    _, state = _read(memory, x[:, :10], [10])
+    whole, state = memory(x[:, :10], keep_state=True)
+    alone = torch.cat([memory(row[None, :10])[0] for row in x])
+    assert _close(whole, alone), "a sequence has another answer beside others than alone"
     chosen = torch.tensor([2, 0, 2, 1])
     answers = memory(x[chosen, 10:], state.select_batch(chosen))[0]
     assert _close(answers, memory(x[:, 10:], state)[0][chosen]), "a selected sequence is another"
 
 
 @torch.no_grad()
-def bfloat16(case: MemoryCase) -> None:
-    """Answers in bfloat16 are bfloat16, and close to those in float64 of the same rounded weights and inputs."""
-    if case.bfloat16 is None:
-        return
-    memory, x = case.build().bfloat16(), case.inputs().bfloat16()
-    answers = memory(x)[0]
-    expected = memory.double()(x.double())[0]
-    assert answers.dtype == torch.bfloat16, "bfloat16 does not stay"
-    assert _close(answers.double(), expected, case.bfloat16 * expected.abs().max().item()), "bfloat16 is far off"
+def narrow_types(case: MemoryCase) -> None:
+    """Answers in bfloat16 and in float32 are of that type, and close to those in float64 of the same rounded numbers.
+
+    So are those that go on from a state.
+    """
+    for dtype, allowed in ((torch.bfloat16, case.bfloat16), (torch.float32, case.float32)):
+        if allowed is None:
+            continue
+        memory, x = case.build().to(dtype), case.inputs().to(dtype)
+        whole, (parts, _) = memory(x)[0], _read(memory, x, [10, 1, 12])
+        expected = memory.double()(x.double())[0]
+        for answers in (whole, parts):
+            assert answers.dtype == dtype, f"{dtype} does not stay"
+            assert _close(answers.double(), expected, allowed * expected.abs().max().item()), f"{dtype} is far off"
 
 
 @torch.no_grad()
@@ -213,15 +258,24 @@ def small_inputs(case: MemoryCase) -> None:
 
 
 def gradients(case: MemoryCase) -> None:
-    """Every parameter gets a finite gradient, and x one that does not come from the future."""
+    """Every parameter and x have a gradient: the derivative, also through a state; x has none from the future."""
     memory, x = case.build(), case.inputs().requires_grad_()
     answers = memory(x)[0]
     answers.square().sum().backward(retain_graph=True)
     for name, parameter in memory.named_parameters():
         assert parameter.grad is not None, f"{name} has no gradient"
         assert torch.view_as_real(parameter.grad + 0j).isfinite().all(), f"{name} has no finite gradient"
-    (gradient,) = torch.autograd.grad(answers[:, :CHANGED].sum(), x)
+    (gradient,) = torch.autograd.grad(answers[:, :CHANGED].sum(), x, retain_graph=True)
     assert gradient[:, CHANGED:].abs().max() == 0, "an answer has a gradient from a later step"
+    leaves = {"x": x, **dict(memory.named_parameters())}
+    weights = torch.randn(answers.shape, dtype=answers.dtype, generator=torch.Generator().manual_seed(3))
+    expected = torch.autograd.grad((answers * weights).sum(), list(leaves.values()))
+    check_gradient(lambda: (memory(x)[0] * weights).sum(), leaves)
+    pieces, _ = _read(memory, x, CUTS[2])
+    through = torch.autograd.grad((pieces * weights).sum(), list(leaves.values()))
+    for name, one, other in zip(leaves, through, expected):
+        tolerance = 100 * REORDERED_FLOAT64 * (1 + float(other.abs().max()))
+        assert _close(one, other, tolerance), f"read in pieces of {CUTS[2]}, {name} has another gradient than at once"
 
 
 def _tensors_of(state: State) -> dict[str, Tensor]:
@@ -240,13 +294,14 @@ LAWS = {
     law.__name__: law
     for law in (
         any_cut,
+        long_texts,
         causality,
         packing,
         padding,
         state_is_a_value,
         saving,
         batch_selection,
-        bfloat16,
+        narrow_types,
         small_inputs,
         gradients,
     )

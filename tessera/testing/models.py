@@ -14,9 +14,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tessera.models.forking import fork
+from tessera.testing.derivatives import check_gradient
 from tessera.testing.tolerances import REORDERED_FLOAT32, REORDERED_FLOAT64
 
 STEPS, SEGMENT = 21, 8
+LONG = [1, 130, 40, 129]  # more tokens than a block of any implementation has, in parts with other borders
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,23 @@ def parts_are_the_whole(case: ModelCase) -> None:
 
 
 @torch.no_grad()
+def parts_of_a_long_text_are_the_whole(case: ModelCase) -> None:
+    """Three hundred tokens, or as many as the model takes, in parts of several lengths."""
+    if not case.continues:
+        return
+    model = case.build()
+    longest = 12 * SEGMENT if case.state == "memory_state" else getattr(model.config, "max_position_embeddings", None)
+    ids = tokens(model, 1, min(sum(LONG), longest or sum(LONG)))
+    past: Any = None
+    logits = []
+    for part in ids.split(LONG if ids.shape[1] == sum(LONG) else [1, ids.shape[1] - 1], 1):
+        output = model(part, past_key_values=past, use_cache=True)
+        past = output.past_key_values
+        logits.append(output.logits)
+    _close(torch.cat(logits, 1), model(ids).logits)
+
+
+@torch.no_grad()
 def parts_are_the_whole_in_float32(case: ModelCase) -> None:
     """Where other backends compute."""
     if not case.continues:
@@ -112,27 +131,43 @@ def parts_are_the_whole_in_float32(case: ModelCase) -> None:
 
 @torch.no_grad()
 def the_future_has_no_influence(case: ModelCase) -> None:
-    """A changed token changes its own logits and later ones, and none before it."""
+    """A changed token changes its own logits and later ones, and none before it; in training neither."""
     model = case.build()
     ids = tokens(model)
     changed = ids.clone()
     changed[:, 13] = ids[:, 13] % (model.config.vocab_size - 1) + 1
-    before, after = model(ids).logits, model(changed).logits
-    _close(after[:, :13], before[:, :13])
-    assert not torch.allclose(after[:, 13], before[:, 13])
-    assert not torch.allclose(after[:, 14:], before[:, 14:]), "what was read has no influence"
+    for training in (False, True):
+        model.train(training)
+        torch.manual_seed(2)  # for what is drawn in training
+        before = model(ids).logits
+        torch.manual_seed(2)
+        after = model(changed).logits
+        _close(after[:, :13], before[:, :13])
+        assert not torch.allclose(after[:, 13], before[:, 13])
+        assert not torch.allclose(after[:, 14:], before[:, 14:]), "what was read has no influence"
 
 
 @torch.no_grad()
 def documents_do_not_see_each_other(case: ModelCase) -> None:
-    """Documents packed into one row, cut anywhere, are read as if each were alone."""
+    """Documents packed into rows, cut anywhere, are read as if each were alone, and nothing predicts their first token.
+
+    Each row has borders of its own; numbers need not rise.
+    """
     if not case.packs:
         return
     model = case.build()
-    ids = tokens(model, 1)
-    documents = torch.tensor([[0] * 9 + [1] * (STEPS - 9)])
-    apart = torch.cat([model(ids[:, :9]).logits, model(ids[:, 9:]).logits], 1)
-    _close(model(ids, document_ids=documents).logits, apart)
+    ids = tokens(model)
+    documents = torch.tensor([[7] * 9 + [2] * (STEPS - 9), [0] * 4 + [3] * 8 + [1] * (STEPS - 12)])
+    alone = [
+        [model(row[n == k][None], labels=row[n == k][None]) for k in n.unique_consecutive()]
+        for row, n in zip(ids, documents)
+    ]
+    apart = torch.cat([torch.cat([output.logits for output in row], 1) for row in alone])
+    output = model(ids, document_ids=documents, labels=ids)
+    _close(output.logits, apart)
+    counts = [output.logits.shape[1] - 1 for row in alone for output in row]
+    losses = [output.loss for row in alone for output in row]
+    torch.testing.assert_close(output.loss, sum(n * loss for n, loss in zip(counts, losses)) / sum(counts))
     past, logits = None, []
     for part, numbers in zip(ids.split([5, 3, 1, 12], 1), documents.split([5, 3, 1, 12], 1)):
         output = model(part, document_ids=numbers, past_key_values=past, use_cache=True)
@@ -306,6 +341,35 @@ def _gradients(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
+def gradients_are_derivatives(case: ModelCase) -> None:
+    """Each weight's gradient of the loss in training is that of finite differences."""
+    model = case.build().train()
+    ids = tokens(model, 2, 2 * SEGMENT)  # ARMT's gamma, as published, has no gradient: it is not 1 from the third on
+
+    def loss() -> Tensor:
+        torch.manual_seed(2)  # for what is drawn in training
+        if not case.plain:
+            return model(ids, labels=ids).loss
+        logits = model(ids).logits  # transformers sums losses in float32
+        return cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+    check_gradient(loss, {name: weight for name, weight in model.named_parameters() if weight.requires_grad})
+
+
+def gradients_flow_through_a_state(case: ModelCase) -> None:
+    """The gradient of what is read behind a state is that of the same text read at once."""
+    if case.state is None:
+        return
+    model = case.build()
+    ids = tokens(model, 2, 3 * SEGMENT)
+    cached = {"use_cache": True} if case.state == "past_key_values" else {}
+    state = getattr(model(ids[:, :SEGMENT], **cached), case.state)
+    embeddings: Any = model.get_input_embeddings().weight
+    behind, at_once = model(ids[:, SEGMENT:], **{case.state: state}).logits, model(ids).logits[:, SEGMENT:]
+    through, expected = (torch.autograd.grad(logits.square().mean(), embeddings)[0] for logits in (behind, at_once))
+    _close(through, expected)
+
+
 def layers_computed_twice_have_the_same_gradients(case: ModelCase) -> None:
     """Gradient checkpointing changes no gradient."""
     if not case.checkpoints:
@@ -355,14 +419,18 @@ def one_token_is_the_first_of_many(case: ModelCase) -> None:
 
 
 def the_loss_is_that_of_the_logits(case: ModelCase) -> None:
-    """The loss is the cross entropy of the shifted logits, also without logits and of a given number of items."""
+    """The loss is the cross entropy of the shifted logits, also without logits and of a given number of items.
+
+    So it is in training.
+    """
     model = case.build()
     ids = tokens(model)
     labels = ids.clone()
     labels[0, :5] = -100
-    output = model(ids, labels=labels)
-    expected = cross_entropy(output.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
-    torch.testing.assert_close(output.loss.double(), expected, rtol=1e-6, atol=0)  # transformers sums in float32
+    for training in (True, False):
+        output = model.train(training)(ids, labels=labels)
+        expected = cross_entropy(output.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        torch.testing.assert_close(output.loss.double(), expected, rtol=1e-6, atol=0)  # transformers sums in float32
     if not case.plain:
         torch.testing.assert_close(output.loss, expected)
         lean = model(ids, labels=labels, skip_logits=True, num_items_in_batch=1)
@@ -374,6 +442,7 @@ LAWS = {
     law.__name__: law
     for law in (
         parts_are_the_whole,
+        parts_of_a_long_text_are_the_whole,
         parts_are_the_whole_in_float32,
         the_future_has_no_influence,
         documents_do_not_see_each_other,
@@ -384,6 +453,8 @@ LAWS = {
         generation_goes_on_from_a_state,
         saved_is_loaded,
         a_state_is_a_value,
+        gradients_are_derivatives,
+        gradients_flow_through_a_state,
         layers_computed_twice_have_the_same_gradients,
         bfloat16_is_near,
         one_token_is_the_first_of_many,

@@ -83,7 +83,11 @@ def determinism(case: TaskCase) -> None:
     before = torch.get_rng_state()
     assert _same(first, task.sample(COUNT, 3)), "the global random state changes the examples"
     assert torch.equal(before, torch.get_rng_state()), "sampling uses the global random state"
-    assert not _same(first, task.sample(COUNT, 4)), "the seed changes nothing"
+    other = task.sample(COUNT, 4)
+    assert not _same(first, other), "the seed changes nothing"
+    if isinstance(first, TokenExamples):  # as where example i is drawn by the seed plus i
+        shared = torch.equal(first.tokens[1:], other.tokens[:-1])
+        assert not shared, "one seed repeats the examples of another, but for one"
     for split in SPLITS[1:]:
         assert not _same(first, task.sample(COUNT, 3, split)), f"{split} repeats train"
 
@@ -113,13 +117,18 @@ def tokens(case: TaskCase) -> None:
 
 
 def oracle(case: TaskCase) -> None:
-    """Who knows the rule scores 1, in every split, and the score of a wrong answer is lower."""
+    """Who knows the rule scores 1, in every split, and the score of a wrong answer is lower, of its example alone."""
     task = case.task
     for split in SPLITS:
         examples = task.sample(COUNT, 5, split)
         score = task.scores(case.oracle(examples), examples)[task.main_score]
         assert score.shape == (len(examples),), "scores are per example"
         torch.testing.assert_close(score[~score.isnan()].double(), torch.ones_like(score[~score.isnan()]).double())
+    guessed = case.guess(examples, 0)
+    half = _first_half(case.oracle(examples), guessed)
+    apart = torch.cat([score[: COUNT // 2], task.scores(guessed, examples)[task.main_score][COUNT // 2 :]])
+    mixed = task.scores(half, examples)[task.main_score]
+    torch.testing.assert_close(mixed, apart, equal_nan=True, msg="one example's prediction changes another's score")
     shifted = task.scores(_rolled(case.oracle(examples)), examples)[task.main_score]
     assert estimate(shifted).mean < 1.0, "the answers of another example score as well"
 
@@ -140,6 +149,11 @@ def _rolled(predictions: Any) -> Any:
     """Each example's predictions, given to the next one."""
     assert isinstance(predictions, Tensor), "predictions are one tensor"
     return predictions.roll(1, 0)
+
+
+def _first_half(predictions: Any, others: Any) -> Any:
+    """`predictions` of the first half of the examples, `others` of the second."""
+    return torch.cat([predictions[: COUNT // 2], others[COUNT // 2 :]])
 
 
 LAWS = {law.__name__: law for law in (determinism, splits_apart, tokens, oracle, chance)}

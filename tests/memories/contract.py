@@ -47,6 +47,7 @@ CASES = {
         lambda: LinearContextualMemory(HIDDEN, HEADS, 6, inverse_bandwidth=2.0, dtype=torch.float64),
         has_documents=False,
         bfloat16=None,
+        float32=None,
     ),
     **{variant: Case(partial(LinearAttentionMemory, HIDDEN, HEADS, variant)) for variant in VARIANTS},
 }

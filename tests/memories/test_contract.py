@@ -2,6 +2,7 @@
 
 import inspect
 import pkgutil
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 
@@ -132,6 +133,97 @@ class Detaches(ContextualMemory):
         return self.output(recalled.detach())
 
 
+class OnePercent(torch.autograd.Function):
+    """The identity, whose gradient is one per cent too large."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 1.01 * grad
+
+
+class WrongGradientOfItsInput(ContextualMemory):
+    def forward(self, x, *arguments, **options):
+        return super().forward(OnePercent.apply(x), *arguments, **options)
+
+
+class WrongGradientOfItsRecall(ContextualMemory):
+    def combine(self, recalled):
+        return self.output(OnePercent.apply(recalled))
+
+
+class ComputesInFloat32(ContextualMemory):
+    def forward(self, x, *arguments, **options):
+        return super().forward(x.float().to(x.dtype), *arguments, **options)
+
+
+class DetachesItsState(ContextualMemory):
+    def forward(self, x, state=None, *arguments, **options):
+        return super().forward(x, None if state is None else state.detach(), *arguments, **options)
+
+
+class ForgetsAtTheBorderOfItsBlocks(ContextualMemory):
+    def forward(self, x, *arguments, **options):
+        output, state = super().forward(x, *arguments, **options)
+        return output * (torch.arange(1, x.shape[1] + 1) % 64 > 0)[:, None], state
+
+
+class WrongGradientBehindItsBlock(ContextualMemory):
+    def forward(self, x, *arguments, **options):
+        output, state = super().forward(x, *arguments, **options)
+        return torch.cat([output[:, :64], OnePercent.apply(output[:, 64:])], 1), state
+
+
+class LeaksInTraining(ContextualMemory):
+    def forward(self, x, *arguments, **options):
+        output, state = super().forward(x, *arguments, **options)
+        return output + self.training * x.mean(1, keepdim=True), state
+
+
+class OneRowsDocuments(ContextualMemory):
+    def forward(self, x, state=None, documents=None, keep_state=False):
+        if documents is not None:
+            documents = torch.where(documents < 0, documents, documents[:1])
+        return super().forward(x, state, documents, keep_state)
+
+
+class DocumentsRise(ContextualMemory):
+    def forward(self, x, state=None, documents=None, keep_state=False):
+        if documents is not None:
+            documents = torch.where(documents < 0, documents, documents.cummax(1).values)
+        return super().forward(x, state, documents, keep_state)
+
+
+class OneRowsDocumentInItsState(ContextualMemory):
+    def forward(self, x, state=None, documents=None, keep_state=False):
+        if state is not None and state.document is not None:
+            state = replace(state, document=state.document[:1].expand_as(state.document))
+        return super().forward(x, state, documents, keep_state)
+
+
+class ScalesByItsBatch(ContextualMemory):
+    """By what no order of the rows changes."""
+
+    def forward(self, x, *arguments, **options):
+        output, state = super().forward(x, *arguments, **options)
+        return output * (1 + x.detach().square().sum(-1).amax(0)[:, None] if len(x) else 1), state
+
+
+class WrongInFloat32(ContextualMemory):
+    def forward(self, x, *arguments, **options):
+        output, state = super().forward(x, *arguments, **options)
+        return (1.01 if x.dtype == torch.float32 else 1) * output, state
+
+
+class RoundsBehindAState(ContextualMemory):
+    def forward(self, x, state=None, *arguments, **options):
+        output, new = super().forward(x, state, *arguments, **options)
+        return (output * 4).round() / 4 if state is not None and x.dtype == torch.bfloat16 else output, new
+
+
 WRONG = {
     SeesItself: {"any_cut", "causality"},
     Leaks: {"any_cut", "causality"},
@@ -143,9 +235,22 @@ WRONG = {
     HidesState: {"state_is_a_value"},
     KnowsItsStates: {"saving"},
     MixesSequences: {"batch_selection"},
-    Rounds: {"bfloat16"},
+    ScalesByItsBatch: {"batch_selection"},
+    Rounds: {"narrow_types"},
+    RoundsBehindAState: {"narrow_types"},
+    WrongInFloat32: {"narrow_types"},
     AnswersNothing: {"small_inputs"},
     Detaches: {"gradients"},
+    DetachesItsState: {"gradients"},
+    WrongGradientOfItsInput: {"gradients"},
+    WrongGradientOfItsRecall: {"gradients"},
+    ComputesInFloat32: {"gradients"},
+    ForgetsAtTheBorderOfItsBlocks: {"long_texts"},
+    WrongGradientBehindItsBlock: {"long_texts"},
+    LeaksInTraining: {"causality"},
+    OneRowsDocuments: {"packing"},
+    DocumentsRise: {"packing"},
+    OneRowsDocumentInItsState: {"packing"},
 }
 
 

@@ -132,6 +132,60 @@ class NeedsManyTokens(MemoryMosaicForCausalLM):
         return output
 
 
+class HalfTheGradientOfItsTokens(MemoryMosaicForCausalLM):
+    def forward(self, input_ids, **inputs):
+        tokens = self.model.embed_tokens(input_ids)
+        return super().forward(inputs_embeds=tokens / 2 + tokens.detach() / 2, **inputs)
+
+
+class DetachesItsState(MemoryMosaicForCausalLM):
+    def forward(self, input_ids, past_key_values=None, **inputs):
+        past_key_values = None if past_key_values is None else past_key_values.detach()
+        return super().forward(input_ids, past_key_values=past_key_values, **inputs)
+
+
+class WrongBehindItsBlock(MemoryMosaicForCausalLM):
+    def forward(self, input_ids, **inputs):
+        output = super().forward(input_ids, **inputs)
+        output.logits = torch.cat([output.logits[:, :64], 2 * output.logits[:, 64:]], 1)
+        return output
+
+
+class OneRowsDocuments(MemoryMosaicForCausalLM):
+    def forward(self, input_ids, document_ids=None, **inputs):
+        document_ids = None if document_ids is None else document_ids[:1].expand_as(document_ids)
+        return super().forward(input_ids, document_ids=document_ids, **inputs)
+
+
+class DocumentsRise(MemoryMosaicForCausalLM):
+    def forward(self, input_ids, document_ids=None, **inputs):
+        document_ids = None if document_ids is None else document_ids.cummax(1).values
+        return super().forward(input_ids, document_ids=document_ids, **inputs)
+
+
+class PredictsTheNextDocument(MemoryMosaicForCausalLM):
+    def forward(self, input_ids, labels=None, **inputs):
+        output = super().forward(input_ids, **inputs)
+        if labels is not None:
+            output.loss = nn.functional.cross_entropy(output.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return output
+
+
+class SeesTheFutureInTraining(MemoryMosaicForCausalLM):
+    def forward(self, input_ids, **inputs):
+        output = super().forward(input_ids, **inputs)
+        output.logits = output.logits + self.training * 1e-6 * output.logits.mean(1, keepdim=True)
+        return output
+
+
+class AnotherLossInTraining(MemoryMosaicForCausalLM):
+    def forward(self, input_ids, labels=None, **inputs):
+        output = super().forward(input_ids, labels=labels, **inputs)
+        if labels is not None and self.training:
+            output.loss = 1.5 * output.loss
+        return output
+
+
 class ShiftsItsLabelsTwice(MemoryMosaicForCausalLM):
     def forward(self, input_ids, labels=None, **inputs):
         labels = None if labels is None else nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
@@ -158,6 +212,14 @@ WRONG = [
     (NeedsManyBits, "bfloat16_is_near"),
     (NeedsManyTokens, "one_token_is_the_first_of_many"),
     (ShiftsItsLabelsTwice, "the_loss_is_that_of_the_logits"),
+    (AnotherLossInTraining, "the_loss_is_that_of_the_logits"),
+    (HalfTheGradientOfItsTokens, "gradients_are_derivatives"),
+    (DetachesItsState, "gradients_flow_through_a_state"),
+    (WrongBehindItsBlock, "parts_of_a_long_text_are_the_whole"),
+    (OneRowsDocuments, "documents_do_not_see_each_other"),
+    (DocumentsRise, "documents_do_not_see_each_other"),
+    (PredictsTheNextDocument, "documents_do_not_see_each_other"),
+    (SeesTheFutureInTraining, "the_future_has_no_influence"),
 ]
 
 

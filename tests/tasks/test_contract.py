@@ -88,6 +88,18 @@ class AnythingScores(Copying):
         return {"exact_match": torch.ones(len(examples))}
 
 
+class OneScoreForAll(Copying):
+    def scores(self, predictions, examples):
+        right = super().scores(predictions, examples)["exact_match"]
+        return {"exact_match": right.mean().expand(right.shape)}
+
+
+class SeedsOverlap(Copying):
+    def sample(self, count, seed, split="train"):
+        tokens = torch.cat([super(SeedsOverlap, self).sample(1, seed + i, split).tokens for i in range(count)])
+        return TokenExamples(tokens, tokens.masked_fill(torch.arange(5) < 4, IGNORED))
+
+
 class WrongOracle(CopyingCase):
     def oracle(self, examples):
         return torch.zeros(*examples.tokens.shape, 8)
@@ -98,7 +110,9 @@ class WrongChance(CopyingCase):
         return 1 / 5
 
 
-@pytest.mark.parametrize("task", [GlobalRandomness, OneSplit, ShiftedLabels, AnythingScores])
+@pytest.mark.parametrize(
+    "task", [GlobalRandomness, OneSplit, ShiftedLabels, AnythingScores, OneScoreForAll, SeedsOverlap]
+)
 def test_wrong_tasks_are_rejected(task):
     check_task(CopyingCase(Copying()))
     with pytest.raises(AssertionError):
