@@ -3,12 +3,11 @@
 import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tessera.layers.swiglu import SwiGLU
 from tessera.memories.linear_attention import VARIANTS, LinearAttentionMemory, RecurrentState
 from tessera.models.sizes import num_parameters
-from tessera.models.stack import NormalInitialization, StackForCausalLM, StackModel, rms_norm
+from tessera.models.stack import NormalInitialization, StackForCausalLM, StackLayer, StackModel, rms_norm
 from tessera.models.strict_config import StrictConfig
 
 
@@ -56,7 +55,7 @@ class LinearAttentionConfig(StrictConfig):
         return problems + self.one_of(variant=VARIANTS)
 
 
-class LinearAttentionLayer(GradientCheckpointingLayer):
+class LinearAttentionLayer(StackLayer):
     """`x += memory(Norm x)`, then `x += feed_forward(Norm x)`."""
 
     def __init__(self, config: LinearAttentionConfig):

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 from transformers import GenerationMixin
 from transformers import initialization as init
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tessera.kernels import kernel_from_config
 from tessera.layers.bandwidth import Bandwidth
@@ -18,7 +17,7 @@ from tessera.layers.value_extractors import VALUE_EXTRACTORS, MixedValueExtracto
 from tessera.memories.contextual import ContextualMemory
 from tessera.memories.pair_memory import PairMemoryState
 from tessera.memories.persistent import PersistentMemory, PersistentState
-from tessera.models.stack import StackForCausalLM, StackModel, StackPreTrainedModel
+from tessera.models.stack import StackForCausalLM, StackLayer, StackModel, StackPreTrainedModel
 from tessera.models.strict_config import StrictConfig
 
 NORM_POSITIONS = ("pre", "post")
@@ -126,7 +125,7 @@ class MemoryMosaicConfig(StrictConfig):
         ]
 
 
-class MemoryMosaicLayer(GradientCheckpointingLayer):
+class MemoryMosaicLayer(StackLayer):
     """`x += contextual(Norm x)`, then `x += persistent(Norm x)`; with norm_position "post": `x = Norm x; x += f(x)`."""
 
     def __init__(self, config: MemoryMosaicConfig):

@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tessera.base.errors import expect
 from tessera.kernels import kernel_from_config
@@ -15,7 +14,7 @@ from tessera.layers.swiglu import SwiGLU
 from tessera.layers.value_extractors import MixedValueExtractor
 from tessera.memories.pair_memory import PairMemoryState
 from tessera.memories.short_and_long_term import LongTermMemory, ShortTermMemory
-from tessera.models.stack import NormalInitialization, StackForCausalLM, StackModel, rms_norm
+from tessera.models.stack import NormalInitialization, StackForCausalLM, StackLayer, StackModel, rms_norm
 from tessera.models.strict_config import StrictConfig
 
 
@@ -96,7 +95,7 @@ class MemoryMosaicV2Config(StrictConfig):
 LayerState = tuple[PairMemoryState, PairMemoryState | None]
 
 
-class MemoryMosaicV2Layer(GradientCheckpointingLayer):
+class MemoryMosaicV2Layer(StackLayer):
     """`x += short(Norm x) + long(Norm x)`, then `x += persistent(Norm x)`."""
 
     def __init__(self, config: MemoryMosaicV2Config):

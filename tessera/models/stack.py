@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import GenerationMixin
 from transformers import initialization as init
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from tessera.base.errors import expect
@@ -76,6 +77,30 @@ class NormalInitialization(StackPreTrainedModel):
         elif callable(branch_ends := getattr(module, "branch_ends", None)):
             for linear in branch_ends():
                 init.normal_(linear.weight, 0.0, std / math.sqrt(2 * self.config.num_layers))
+
+
+class StackLayer(GradientCheckpointingLayer):
+    """A layer of a stack, called as `StackModel` says, that may be computed again in the backward pass."""
+
+    _checkpoint: Callable[..., Any]
+
+    @property
+    def _gradient_checkpointing_func(self) -> Callable[..., Any]:
+        return self._checkpointed
+
+    @_gradient_checkpointing_func.setter
+    def _gradient_checkpointing_func(self, function: Callable[..., Any]) -> None:
+        self._checkpoint = function
+
+    def _checkpointed(self, call: partial, *arguments: Any) -> Any:
+        """`call`, by the function that transformers was given; a state keeps its gradients.
+
+        Reentrant checkpoints record tensors that a layer takes and returns by themselves, and none inside of a state.
+        """
+        has_state = call.keywords.get("state") is not None or call.keywords.get("keep_state")
+        is_reentrant = getattr(self._checkpoint, "keywords", {}).get("use_reentrant")
+        options = {"use_reentrant": False} if has_state and is_reentrant else {}
+        return self._checkpoint(call, *arguments, **options)
 
 
 def rms_norm(config) -> nn.RMSNorm:

@@ -1,0 +1,35 @@
+"""Layers that are computed again in the backward pass: what was read before has its gradients too."""
+
+import pytest
+import torch
+
+from tests.models.contract import CASES, tokens
+
+NAMES = ["v1 compact", "v2 gaussian", "linear attention gla", "armt around memory_mosaic"]
+
+
+def computed_twice(model, reentrant):
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": reentrant})
+    assert any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+    return model
+
+
+def through_a_state(model):
+    """Gradients of the loss of a text's second part, also by way of the state behind its first."""
+    ids = tokens(2, 20)
+    torch.manual_seed(2)  # for the delays of v2
+    state = model(ids[:, :9], use_cache=True).past_key_values
+    model(ids[:, 9:], past_key_values=state, labels=ids[:, 9:]).loss.backward()
+    return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")  # by its old name
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_go_through_a_state(name, reentrant):
+    expected = through_a_state(CASES[name].build().train())
+    actual = through_a_state(computed_twice(CASES[name].build().train(), reentrant))
+    assert actual.keys() == expected.keys()
+    for key, gradient in expected.items():
+        torch.testing.assert_close(actual[key], gradient, msg=lambda text, key=key: f"{key}: {text}")
