@@ -1,9 +1,10 @@
 """The precision of a run: float32 or bfloat16."""
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
 
 # As `torch.cpu.get_capabilities` calls them: x86's, and Arm's last.
 CPU_BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")
@@ -42,3 +43,12 @@ def autocast(precision: str | None, device_type: str) -> Any:
         return nullcontext()
     is_bfloat16 = resolve_precision(precision, device_type) == "bf16"
     return torch.autocast(device_type, dtype=torch.bfloat16, enabled=is_bfloat16)
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[None]:
+    """Inside, products on the device of `x` are those of the tensors as they are, whatever the surroundings say.
+
+    Where autocast is off nothing is entered, so that programs that are exported have no part for it.
+    """
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()

@@ -22,6 +22,7 @@ from transformers.masking_utils import sdpa_mask
 
 from tessera.base.arguments import explains_mistakes
 from tessera.base.errors import TesseraError, expect
+from tessera.base.precision import without_autocast
 from tessera.base.shapes import Bool, Float
 from tessera.kernels import (
     Biweight,
@@ -227,14 +228,16 @@ def _all_weights(call: _Call) -> tuple[Tensor, Tensor]:
     if mask is None and call.causal:
         rows = torch.arange(query.shape[2], device=query.device) + key.shape[2] - query.shape[2]
         mask = rows[:, None] >= torch.arange(key.shape[2], device=query.device)
-    scores = call.slope * (query @ key.mT)
+    with without_autocast(query):  # as `kernel_regression`: a large score in bfloat16 is off by more than its weight
+        wide = torch.promote_types(query.dtype, torch.float32)
+        scores = call.slope * (query.to(wide) @ key.to(wide).mT)
     if mask is not None and mask.dtype != torch.bool:  # added to scores: a bias, or the lowest number to hide a key
         expect(mask.is_floating_point(), "attention", "a mask (B, 1, T, N)", "be of booleans or floats", mask.dtype)
         bias, mask = mask, mask > torch.finfo(mask.dtype).min / 2
         scores = scores + bias.masked_fill(~mask, 0.0)
     weights = call.kernel.weights(scores, mask)
     kept = nn.functional.dropout(weights, call.dropout) if call.dropout else weights
-    return kept.to(value.dtype) @ value, weights
+    return kept.to(value.dtype) @ value, weights.to(query.dtype)
 
 
 _Structure = tuple[Window, Tensor | None]

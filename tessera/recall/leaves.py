@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tessera.base.precision import without_autocast
 from tessera.base.shapes import Float, Int
 
 LEAF = 128
@@ -77,6 +78,11 @@ class Leaves:
     @classmethod
     def of(cls, keys: Float[Tensor, "H N K"], first: int) -> Self:
         """The leaves of one block of keys, whose first one stands at place `first`. N is a power of two times LEAF."""
+        with without_autocast(keys):
+            return cls._of(keys, first)
+
+    @classmethod
+    def _of(cls, keys: Tensor, first: int) -> Self:
         heads, count, width = keys.shape
         precise = keys.to(working_dtype(keys))
         lengths = precise.norm(dim=-1, keepdim=True)

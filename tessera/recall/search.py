@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
+from tessera.base.precision import without_autocast
 from tessera.base.shapes import Bool, Float, Int
 from tessera.kernels import Gaussian, Kernel, NearestNeighbours, RowKernel
 from tessera.recall.answers import Certificate, Recall, Support
@@ -63,12 +64,13 @@ def search(
     """See `PairIndex.recall`; `is_mapped`: the tensors are those of a file."""
     heads, count, _ = queries.vectors.shape
     together = max(1, SCORES_AT_ONCE // (heads * max(1, pairs.length)))
-    answers = [
-        _Reader(
-            pairs, blocks, filed, kept, queries.part(part), _of_rows(kernel, part, heads, count), tolerance, is_mapped
-        ).answer()
-        for part in (slice(first, first + together) for first in range(0, max(1, count), together))
-    ]
+    parts = [slice(first, first + together) for first in range(0, max(1, count), together)]
+    kernels = [_of_rows(kernel, part, heads, count) for part in parts]
+    with without_autocast(queries.vectors):  # bounds hold for what float32 rounds
+        answers = [
+            _Reader(pairs, blocks, filed, kept, queries.part(part), own, tolerance, is_mapped).answer()
+            for part, own in zip(parts, kernels)
+        ]
     if len(answers) == 1:
         return answers[0]
     certificates = [list(vars(answer.certificate).values()) for answer in answers]

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from tessera.base.errors import did_you_mean, expect
+from tessera.base.precision import without_autocast
 from tessera.base.shapes import Float, Int
 from tessera.kernels import Kernel, kernel_from_config
 from tessera.recall.index import PairIndex
@@ -175,7 +176,8 @@ class TokenMemory:
         keys = self.index.pairs.keys[0, 0]
         every = torch.arange(len(keys), device=keys.device)
         for first in range(0, len(queries), step := max(1, AT_ONCE // max(len(keys), room))):
-            scores = queries[first : first + step] @ keys.T * scale
+            with without_autocast(keys):
+                scores = queries[first : first + step] @ keys.T * scale
             yield first, self.kernel.weights(scores if intercept is None else scores + intercept), every
 
     def _first_ranks(self, count: int) -> Tensor:

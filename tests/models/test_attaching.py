@@ -65,6 +65,8 @@ def test_the_mixture_is_what_it_says(states, kernel, largest_scan, monkeypatch):
     torch.testing.assert_close(memory.mixed(hidden[200:220].view(2, 10, 8), logits).softmax(-1), expected)
     right = recalled.gather(1, tokens[200:220, None])[:, 0]
     torch.testing.assert_close(memory.probability(hidden[200:220], tokens[200:220]), right)
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # keys are compared as they are
+        torch.testing.assert_close(memory.probability(hidden[200:220], tokens[200:220]), right)
 
 
 @pytest.mark.parametrize("family", MODELS)

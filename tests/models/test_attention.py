@@ -185,6 +185,22 @@ def test_a_mask_of_numbers_is_added_to_the_scores(name):
         model(ids(2, 6), attention_mask=(~hidden).long().expand(2, 1, 6, 6))
 
 
+@pytest.mark.parametrize("is_autocast", [False, True])
+@pytest.mark.parametrize("name", ["tessera_gaussian", "tessera_biweight"])
+def test_a_padded_token_in_bfloat16_is_as_near_as_others(name, is_autocast):
+    """Behind padding a decoded token's mask is no window: its scores are in float32 all the same."""
+    layer = make("llama", name, "").model.layers[0].self_attn
+    query, key, value = (torch.nn.functional.normalize(1.5 + torch.randn(2, 4, n, 16), dim=-1) for n in (1, 60, 60))
+    tensors = [tensor.bfloat16() for tensor in (query, key, value)]
+    mask = torch.ones(2, 1, 1, 60, dtype=torch.bool)
+    mask[1, ..., :20] = False
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_autocast):
+        output, _ = AttentionInterface()[name](layer, *tensors, mask, scaling=50.0)
+    query, key, value = (tensor.double() for tensor in tensors)
+    expected = ORACLES[name]((50 * query @ key.mT).masked_fill(~mask, -torch.inf)) @ value
+    torch.testing.assert_close(output.transpose(1, 2).double(), expected, rtol=1e-2, atol=1e-2)
+
+
 def test_generation_is_that_of_the_written_out_model():
     model, oracle = pair("qwen3", "tessera_biweight")
     options = {"max_new_tokens": 8, "do_sample": False, "attention_mask": torch.ones(2, 12), "pad_token_id": 0}

@@ -80,6 +80,23 @@ def test_recall_is_the_scan_and_reads_few_pairs(kernel):
     assert (recalled.certificate.pairs_in_support <= recalled.certificate.pairs_read).all()
 
 
+@pytest.mark.parametrize("kernel", ["sparsemax", "gaussian_knn"])
+def test_autocast_changes_no_bound_and_no_score(kernel):
+    """Products in bfloat16 would rule out leaves that hold pairs with weight, and the certificate would not know."""
+    keys, values = near_a_plane(2, 1500, 12).float(), random(2, 1500, 3, seed=9, dtype=torch.float32)
+    queries = torch.nn.functional.normalize(keys[:, ::300] + 0.01 * random(2, 5, 12, seed=5).float(), dim=-1)
+    results = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            index = tessera.recall.build(keys, values)
+            recalled = index.recall(queries, kernel=kernel, slope=5 * KERNELS[kernel][0])
+        parts = [*vars(recalled.certificate).values(), recalled.support.places, recalled.output]
+        results.append([*parts, *(leaves.codes for leaves in index.blocks)])
+    assert results[0][0].max() > 0
+    for plain, autocast in zip(*results, strict=True):
+        assert torch.equal(autocast, plain)
+
+
 DRAWN = {
     "kernel": sorted(KERNELS),
     "count": range(401),

@@ -5,12 +5,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from tessera.base.precision import without_autocast
 from tessera.ops.kernel_regression.call import Call
 
 
 def run(call: Call) -> Tensor:
     """`y_T = sum_i w_i v_i` over the visible pairs; O(T N) memory and time."""
-    return weights(call) @ call.value
+    with without_autocast(call.value):
+        return weights(call) @ call.value
 
 
 def weights(call: Call) -> Tensor:
@@ -29,7 +31,9 @@ def scores(call: Call) -> Tensor:
     """
     if call.query.dtype in (torch.float16, torch.bfloat16):
         call = replace(call, query=call.query.float(), key=call.key.float())
-    scaled = call.per_query(call.slope) * (call.query @ call.key.transpose(-1, -2))
+    with without_autocast(call.query):
+        similarities = call.query @ call.key.transpose(-1, -2)
+    scaled = call.per_query(call.slope) * similarities
     return scaled if call.intercept is None else scaled + call.per_query(call.intercept)
 
 

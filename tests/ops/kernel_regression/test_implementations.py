@@ -254,3 +254,22 @@ def test_autocast_does_not_narrow_the_scores():
         actual = regress(case, Triweight(), "chunked", torch.float32)
     for left, right in zip(actual, expected):
         assert torch.equal(left, right)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2], ids=["a decoded token", "with dropout"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kernel", [Gaussian(), Triweight()], ids=identifier)
+def test_autocast_does_not_narrow_those_of_the_reference(kernel, dtype, dropout):
+    steps = 9 if dropout else 1
+    query, key, value = (torch.nn.functional.normalize(1.5 + torch.randn(2, 3, n, 16), dim=-1) for n in (steps, 60, 60))
+    tensors = [tensor.to(dtype).requires_grad_() for tensor in (query, key, value)]
+    scale = {"kernel": kernel, "slope": 50.0, "intercept": 0.0, "dropout": dropout, "backend": "reference"}
+    results = []
+    for enabled in (False, True):
+        torch.manual_seed(0)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            y = kernel_regression(*tensors, **scale)
+        results.append([y, *torch.autograd.grad(y.float().square().sum(), tensors)])
+    for plain, autocast in zip(*results, strict=True):
+        assert autocast.dtype == plain.dtype
+        assert torch.equal(autocast, plain)
