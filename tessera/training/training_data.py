@@ -102,13 +102,14 @@ class CorpusData(TrainingData):
 
     def losses(self, model: nn.Module, stage: Stage, number: int, step: int) -> Iterator[Tensor]:
         """Of all tokens that have a label: micro-batches with fewer of them count less."""
-        parts = self.parts(stage, number, step)
+        parts, options = self.parts(stage, number, step), dict[str, Any]()
+        share = len(parts) * self.processes.count
         if takes_num_items(model):
             labels = sum((part["labels"][:, 1:] != IGNORED).sum() for part in parts)
             items = self.processes.total(torch.as_tensor(labels)).to(self.processes.device)
-            options, share = {"num_items_in_batch": items}, 1
-        else:
-            options, share = {}, len(parts) * self.processes.count
+            options["num_items_in_batch"], share = items, 1
+        if "skip_logits" in inspect.signature(model.forward).parameters:
+            options["skip_logits"] = True  # FSDP would have them made: it looks at every field of an output
         for part in parts:
             inputs = {name: tensor.to(self.processes.device) for name, tensor in part.items()}
             with self.autocast():

@@ -9,6 +9,7 @@ import yaml
 from safetensors.torch import load_file
 
 from tessera.base.errors import TesseraError
+from tessera.models.lazy_logits import LazyLogits
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.recipes.recipe import read_recipe
 from tessera.training import training_data
@@ -171,6 +172,12 @@ def test_gradient_checkpointing_changes_nothing(go, tmp_path):
     assert [r.get("loss") for r in without_speed(tmp_path / "a")] == [
         r.get("loss") for r in without_speed(tmp_path / "b")
     ]
+
+
+def test_a_step_asks_for_no_logits(go, monkeypatch):
+    """Not even for some that nobody looks at: FSDP looks at every field of an output."""
+    monkeypatch.setattr(LazyLogits, "__init__", lambda self, *arguments: pytest.fail("logits of a training step"))
+    go("training.steps=1")
 
 
 def test_training_goes_on_from_another_run(go, tmp_path):

@@ -210,12 +210,15 @@ class StepWriter:
             front = self.columns[0][0]  # padding that all rows have before their text, and behind it
             behind = self.steps - front - rows.shape[1]
             return pad(rows, (0, 0, front, behind)) if front or behind else rows
-        places, values = map(torch.cat, zip(*self.entries))
-        flat = values.new_zeros(self.text.shape[0] * self.steps, values.shape[-1]).index_copy(0, places, values)
-        rows = flat.unflatten(0, (self.text.shape[0], self.steps))
+        # All at once: FSDP hooks the result, and PyTorch crashes where that is a view with some written into it later.
+        batch, entries = self.text.shape[0], list(self.entries)
         for start, values in self.columns:
-            rows[:, start : start + values.shape[1]] = values
-        return rows
+            steps = torch.arange(start, start + values.shape[1], device=values.device)
+            firsts = self.steps * torch.arange(batch, device=values.device)[:, None]
+            entries.append(((firsts + steps).flatten(), values.flatten(0, 1)))
+        places, values = map(torch.cat, zip(*entries))
+        flat = values.new_zeros(batch * self.steps, values.shape[-1]).index_copy(0, places, values)
+        return flat.unflatten(0, (batch, self.steps))
 
     def _room(self, output: Tensor, width: int) -> Tensor:
         if self.buffer is None:

@@ -303,9 +303,12 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
             if penalty is not None and self.training:
                 value = value + penalty
         head, inputs = self.get_output_embeddings(), None if collector.inputs is None else collector.inputs.value()
+        logits = LazyLogits(head, inputs, head) if is_lazy else collector.logits.value()
+        if is_lazy and inputs is None and hasattr(self, "unshard"):
+            logits = None  # FSDP looks at every field of an output, also at logits that the loss did not keep
         output = SegmentedOutput(
             loss=value,
-            logits=LazyLogits(head, inputs, head) if is_lazy else collector.logits.value(),
+            logits=logits,
             past_key_values=reading.cache,
             memory_state=reading.memory,
             segment_states=reading.states if output_segment_states else None,

@@ -1,0 +1,41 @@
+"""Models whose parameters FSDP spreads over the processes (here one): it looks at all that `forward` returns."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tessera.training.distributed import shard
+from tests.models.contract import CASES, tokens
+
+
+@pytest.fixture(autouse=True)
+def one_process():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def gradients(model, **inputs):
+    model(**inputs).loss.backward()
+    full = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    return {name: grad.full_tensor() if hasattr(grad, "full_tensor") else grad for name, grad in full.items()}
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")  # logits are a view
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", ["armt around memory_mosaic", "rmt around gpt2"])
+def test_rows_of_different_lengths_and_few_labels(name, training):
+    ids = tokens()
+    mask, labels = torch.ones_like(ids), ids.clone()
+    mask[1, -4:] = 0
+    labels[:, :-6] = labels[1, -4:] = -100  # the loss keeps nothing of the first segments
+    results = []
+    for is_sharded in (False, True):
+        model = CASES[name].build().train(training)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        if is_sharded:
+            shard(model)
+        results.append(gradients(model, input_ids=ids, attention_mask=mask, labels=labels))
+    torch.testing.assert_close(*results)
