@@ -13,7 +13,10 @@ from tessera.recall.index import SMALL_BLOCK, PairIndex
 from tessera.recall.pair_store import PairStore
 
 SHORTEST = 131_072  # pairs; with fewer the scan is faster (`python -m benchmarks.recall RUN TEXT... --most N`)
-PATIENCE = 256  # queries that are scanned after pruning did not win, before it is tried again
+LARGEST_SHARE = 0.25  # of the pairs; where more are read, the scan is as fast (the same benchmark)
+TRIED = 16  # queries that tell how many pairs those of a call read
+PATIENCE = 256  # queries that are scanned after pruning did not win, before it is tried again; twice as many each time
+MOST_PATIENCE = 1 << 16
 
 
 def recall_through_index(
@@ -30,9 +33,10 @@ def recall_through_index(
     """What `kernel_regression` over all `pairs` gives, up to rounding, or None where it should do so itself.
 
     That is where gradients are wanted, weights are looked at, the kernel has no threshold (Gaussian), there are fewer
-    than `SHORTEST` pairs, or the keys are such that most of them have to be read: then it is tried again only after
-    `PATIENCE` queries. The index is made as the pairs come and belongs to their buffers, not to the state: it takes a
-    little more memory than the keys, is not saved, and is built again after loading.
+    than `SHORTEST` pairs, or the last `TRIED` queries read so many of them that the scan is faster: then it is tried
+    again only after `PATIENCE` queries, twice as many each time. The index is made as the pairs come and belongs to
+    their buffers, not to the state: it takes a little more memory than the keys, is not saved, and is built again after
+    loading.
     """
     batch, heads, count, _ = query.shape
     of_rows = kernel.row_parameter if isinstance(kernel, RowKernel) else None
@@ -48,23 +52,33 @@ def recall_through_index(
     slopes = slope.expand(batch, heads, count)
     intercepts = slope.new_zeros(()) if intercept is None else intercept
     intercepts = intercepts.expand(batch, heads, count)
-    rows, num_read = [], 0
-    for row in range(batch):
-        delay = window.delay if isinstance(window.delay, int) else int(window.delay[row])
-        recalled = _index_of_row(pairs, row).recall(
-            query[row],
-            kernel=kernel,
-            slope=slopes[row],
-            intercept=intercepts[row],
-            window=replace(window, delay=delay),
-            query_offset=query_offset,
-            query_documents=None if query_documents is None else query_documents[row],
-        )
-        rows.append(recalled.output)
-        num_read += int(recalled.certificate.pairs_read.sum())
-    if num_read > pairs.length * batch * heads * count // 2:
-        cache.queries_to_scan = PATIENCE
-    return torch.stack(rows)
+    indices = [_index_of_row(pairs, row) for row in range(batch)]
+
+    def recalled(first: int, last: int) -> tuple[Tensor, int]:
+        """What these queries recall, and how many pairs all of them read."""
+        outputs, num_read = [], 0
+        for row, index in enumerate(indices):
+            answer = index.recall(
+                query[row, :, first:last],
+                kernel=kernel,
+                slope=slopes[row, :, first:last],
+                intercept=intercepts[row, :, first:last],
+                window=replace(window, delay=window.delay if isinstance(window.delay, int) else int(window.delay[row])),
+                query_offset=query_offset + first,
+                query_documents=None if query_documents is None else query_documents[row, first:last],
+            )
+            outputs.append(answer.output)
+            num_read += int(answer.certificate.pairs_read.sum())
+        return torch.stack(outputs), num_read
+
+    tried = min(count, TRIED)
+    output, num_read = recalled(count - tried, count)  # the last ones see most pairs
+    if num_read > LARGEST_SHARE * pairs.length * batch * heads * tried:
+        cache.patience = min(MOST_PATIENCE, 2 * cache.patience or PATIENCE)
+        cache.queries_to_scan = cache.patience
+        return output if tried == count else None
+    cache.patience = 0
+    return output if tried == count else torch.cat([recalled(0, count - tried)[0], output], 2)
 
 
 def _index_of_row(pairs: PairStore, row: int) -> PairIndex:

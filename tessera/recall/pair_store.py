@@ -18,18 +18,18 @@ SMALLEST_CAPACITY = 64
 class _Tip:
     """What all stores share that look at one pair of buffers: how many pairs are in use, and what is filed of them.
 
-    `filed` and `queries_to_scan` belong to `recall_through_index`.
+    `filed`, `queries_to_scan` and `patience` belong to `recall_through_index`.
     """
 
     def __init__(self, used: int) -> None:
         self.used = used
         self.filed: dict[int, Any] = {}
-        self.queries_to_scan = 0
+        self.queries_to_scan = self.patience = 0
 
     def grown(self, length: int) -> "_Tip":
         """Of larger buffers with the same first `length` pairs; what lies behind them may be other pairs."""
         tip = _Tip(length)
-        tip.queries_to_scan = self.queries_to_scan
+        tip.queries_to_scan, tip.patience = self.queries_to_scan, self.patience
         tip.filed = self.filed
         tip.cut(length)
         return tip
