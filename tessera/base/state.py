@@ -40,7 +40,8 @@ class State:
 
         Not the fingerprint of its `model`: an exported program takes a state of whichever model it is for.
         """
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "model"}
+        parts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: part for name, part in parts.items() if name != "model" or isinstance(part, Tensor | State)}
 
     @classmethod
     def from_parts(cls, parts: dict[str, Any]) -> Self:
