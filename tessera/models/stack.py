@@ -82,25 +82,18 @@ class NormalInitialization(StackPreTrainedModel):
 class StackLayer(GradientCheckpointingLayer):
     """A layer of a stack, called as `StackModel` says, that may be computed again in the backward pass."""
 
-    _checkpoint: Callable[..., Any]
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_given = name == "_gradient_checkpointing_func" and getattr(value, "keywords", {}).get("use_reentrant")
+        super().__setattr__(name, partial(_checkpointed, value) if is_given else value)
 
-    @property
-    def _gradient_checkpointing_func(self) -> Callable[..., Any]:
-        return self._checkpointed
 
-    @_gradient_checkpointing_func.setter
-    def _gradient_checkpointing_func(self, function: Callable[..., Any]) -> None:
-        self._checkpoint = function
+def _checkpointed(checkpoint: Callable[..., Any], call: partial, *arguments: Any) -> Any:
+    """`call`, by the reentrant `checkpoint` that transformers was given; where it has a state, by the other kind.
 
-    def _checkpointed(self, call: partial, *arguments: Any) -> Any:
-        """`call`, by the function that transformers was given; a state keeps its gradients.
-
-        Reentrant checkpoints record tensors that a layer takes and returns by themselves, and none inside of a state.
-        """
-        has_state = call.keywords.get("state") is not None or call.keywords.get("keep_state")
-        is_reentrant = getattr(self._checkpoint, "keywords", {}).get("use_reentrant")
-        options = {"use_reentrant": False} if has_state and is_reentrant else {}
-        return self._checkpoint(call, *arguments, **options)
+    Reentrant checkpoints record tensors that a layer takes and returns by themselves, and none inside of a state.
+    """
+    has_state = call.keywords.get("state") is not None or call.keywords.get("keep_state")
+    return checkpoint(call, *arguments, **({"use_reentrant": False} if has_state else {}))
 
 
 def rms_norm(config) -> nn.RMSNorm:
