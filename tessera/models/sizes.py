@@ -6,6 +6,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from tessera.base.errors import expect
 
+WITHOUT_ATTENTION = ("linear_attention", "mamba", "conv", "moe", "mlp")  # kinds of layers
+
 
 def count_parameters(config: PreTrainedConfig) -> int:
     """Parameters of the causal language model that `config` describes; shared ones count once."""
@@ -82,19 +84,23 @@ def pairs_per_query(config: PreTrainedConfig, context: int) -> list[int]:
     has_attention = getattr(config.get_text_config(), "num_attention_heads", None)
     advice = "Its configuration may answer by a method pairs_per_query(context)."
     expect(bool(has_attention), "flops_per_token", "config", "be of a model with attention", config.model_type, advice)
-    full, sliding = attention_shares(config)
-    window = getattr(config.get_text_config(), "sliding_window", None)
-    return [round(sliding * min(context, window or context) + full * context)]
+    full, windowed = attention_shares(config)
+    return [round(windowed * min(context, attention_window(config) or context) + full * context)]
+
+
+def attention_window(config: PreTrainedConfig) -> int | None:
+    """Tokens that a sliding window sees, or that attention in chunks does; None: there is neither."""
+    text = config.get_text_config()
+    return getattr(text, "sliding_window", None) or getattr(text, "attention_chunk_size", None)
 
 
 def attention_shares(config: PreTrainedConfig) -> tuple[float, float]:
-    """The shares of a transformer's layers whose attention sees the whole text, and a sliding window alone.
+    """The shares of a transformer's layers whose attention sees the whole text, and a window or a chunk alone.
 
-    The others of a hybrid (linear attention, state spaces, convolutions) compare no pairs.
+    The others of a hybrid (linear attention, state spaces, convolutions, feed-forward) compare no pairs.
     """
-    text = config.get_text_config()
-    default = "full_attention" if getattr(text, "sliding_window", None) is None else "sliding_attention"
-    kinds = getattr(text, "layer_types", None) or [default]
-    sliding = sum("sliding" in kind for kind in kinds) if default == "sliding_attention" else 0
-    others = sum(kind in ("linear_attention", "conv", "moe", "mamba") for kind in kinds)
-    return 1 - (sliding + others) / len(kinds), sliding / len(kinds)
+    has_window = attention_window(config) is not None
+    kinds = getattr(config.get_text_config(), "layer_types", None) or ["sliding" if has_window else "full"]
+    windowed = sum(has_window and ("sliding" in kind or "chunked" in kind) for kind in kinds)
+    without = sum(kind in WITHOUT_ATTENTION for kind in kinds)
+    return 1 - (windowed + without) / len(kinds), windowed / len(kinds)

@@ -120,6 +120,7 @@ def recorded_weights(stack: nn.Module) -> Iterator[list[list[Tensor]]]:
         recorded.append([])
 
     def record(call: Call, run: Callable[[Call], Tensor]) -> Tensor:
+        """What `run` answers, as a function of the weights where gradients are wanted."""
         weights = reference.weights(replace(call, dropout=0.0))
         recorded[-1].append(weights)
         if not torch.is_grad_enabled():

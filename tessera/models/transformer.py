@@ -16,7 +16,7 @@ from typing import Any
 from transformers import BloomConfig, GPT2Config, GPTNeoXConfig, PreTrainedConfig
 
 from tessera.base.dataclass_io import is_count
-from tessera.base.errors import TesseraError, expect
+from tessera.base.errors import expect
 from tessera.models.learned_positions import learned_positions
 from tessera.models.sizes import meta_model
 
@@ -54,7 +54,10 @@ def transformer_config(
     expect(even, where, "hidden_size / num_heads", "be even for rope", hidden_size // num_heads)
     expect(0 <= dropout < 1, where, "dropout", "lie in [0, 1)", dropout)
     inner = intermediate_size or 4 * hidden_size
-    shared: dict[str, Any] = {
+    shared: dict[str, Any] = {  # names that all three know
+        "hidden_size": hidden_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
         "vocab_size": vocab_size,
         "tie_word_embeddings": tie_word_embeddings,
         "bos_token_id": bos_token_id,
@@ -62,43 +65,21 @@ def transformer_config(
         "pad_token_id": pad_token_id,
     }
     if positions == "absolute":
-        return GPT2Config(
-            n_embd=hidden_size,
-            n_layer=num_layers,
-            n_head=num_heads,
-            n_inner=inner,
-            n_positions=max_positions,
-            attn_pdrop=dropout,
-            resid_pdrop=dropout,
-            embd_pdrop=dropout,
-            **shared,
-        )
+        dropouts = dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), dropout)
+        return GPT2Config(n_inner=inner, n_positions=max_positions, **dropouts, **shared)
+    shared |= dict.fromkeys(("attention_dropout", "hidden_dropout"), dropout)
     if positions == "rope":
         return GPTNeoXConfig(
-            hidden_size=hidden_size,
-            num_hidden_layers=num_layers,
-            num_attention_heads=num_heads,
             intermediate_size=inner,
             hidden_act="gelu_new",
             max_position_embeddings=max_positions,
-            attention_dropout=dropout,
-            hidden_dropout=dropout,
             use_parallel_residual=False,
             rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
             **shared,
         )
-    if inner != 4 * hidden_size:
-        raise TesseraError(
-            f"transformer: intermediate_size must be 4 hidden_size ({4 * hidden_size}) for alibi; got {inner}."
-        )
-    return BloomConfig(
-        hidden_size=hidden_size,
-        n_layer=num_layers,
-        n_head=num_heads,
-        attention_dropout=dropout,
-        hidden_dropout=dropout,
-        **shared,
-    )
+    expected = f"be 4 hidden_size ({4 * hidden_size}) for alibi"
+    expect(inner == 4 * hidden_size, where, "intermediate_size", expected, inner)
+    return BloomConfig(**shared)
 
 
 def context_limit(config: PreTrainedConfig) -> int | None:

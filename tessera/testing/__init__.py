@@ -11,7 +11,8 @@ reports instead of raising.
 from tessera.base.arguments import explain_all
 from tessera.testing.kernels import check_kernel
 from tessera.testing.memories import MemoryCase, check_memory
-from tessera.testing.models import ModelCase, check_model
+from tessera.testing.model_case import ModelCase
+from tessera.testing.models import check_model
 from tessera.testing.state_laws import Finding, check_state
 from tessera.testing.tasks import TaskCase, check_task
 

@@ -215,9 +215,9 @@ def saving(case: MemoryCase) -> None:
 def batch_selection(case: MemoryCase) -> None:
     """Each sequence is read as if alone; those of a state may be reordered, repeated and left out."""
     memory, x = case.build(), case.inputs()
-    whole, state = memory(x[:, :10], keep_state=True)
+    together, state = memory(x[:, :10], keep_state=True)
     alone = torch.cat([memory(row[None, :10])[0] for row in x])
-    assert _close(whole, alone), "a sequence has another answer beside others than alone"
+    assert _close(together, alone), "a sequence has another answer beside others than alone"
     chosen = torch.tensor([2, 0, 2, 1])
     answers = memory(x[chosen, 10:], state.select_batch(chosen))[0]
     assert _close(answers, memory(x[:, 10:], state)[0][chosen]), "a selected sequence is another"
@@ -233,9 +233,9 @@ def narrow_types(case: MemoryCase) -> None:
         if allowed is None:
             continue
         memory, x = case.build().to(dtype), case.inputs().to(dtype)
-        whole, (parts, _) = memory(x)[0], _read(memory, x, [10, 1, 12])
+        at_once, (parts, _) = memory(x)[0], _read(memory, x, [10, 1, 12])
         expected = memory.double()(x.double())[0]
-        for answers in (whole, parts):
+        for answers in (at_once, parts):
             assert answers.dtype == dtype, f"{dtype} does not stay"
             assert _close(answers.double(), expected, allowed * expected.abs().max().item()), f"{dtype} is far off"
 

@@ -2,59 +2,25 @@
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tessera.models.forking import fork
-from tessera.testing.derivatives import check_gradient
+from tessera.testing.model_case import SEGMENT, STEPS, ModelCase, behind_a_segment, check_close, tokens
+from tessera.testing.model_gradients import (
+    gradients_are_derivatives,
+    gradients_flow_through_a_state,
+    gradients_of,
+    layers_computed_twice_have_the_same_gradients,
+)
 from tessera.testing.tolerances import REORDERED_FLOAT32, REORDERED_FLOAT64
 
-STEPS, SEGMENT = 21, 8
 LONG = [1, 130, 40, 129]  # more tokens than a block of any implementation has, in parts with other borders
-
-
-@dataclass(frozen=True)
-class ModelCase:
-    """A model to test.
-
-    Attributes:
-        make: the model, whose token 0 is padding; one that reads in segments reads 8 tokens in each. Its weights are
-            moved away from their start, so that every part has an effect.
-        state: the argument of `forward` that takes a state as a value, with its name in the output; None: there is
-            none.
-        continues: whether it reads in parts. packs: takes `document_ids`. pads_left: padding before tokens.
-        pads_anywhere: also padding between tokens, and behind a state. generates: also behind padding. checkpoints: has
-        layers that may be computed twice. registered: with AutoModel. plain: `forward` is transformers' own, or the
-        baseline's: without `skip_logits` and `num_items_in_batch`.
-    """
-
-    make: Callable[[], PreTrainedModel]
-    state: str | None = "past_key_values"
-    continues: bool = True
-    packs: bool = True
-    pads_left: bool = True
-    pads_anywhere: bool = True
-    generates: bool = True
-    checkpoints: bool = True
-    registered: bool = True
-    plain: bool = False
-
-    def build(self) -> PreTrainedModel:
-        """The model in float64, in evaluation mode, always the same weights."""
-        torch.manual_seed(1)
-        model = self.make().double()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(0.1 * torch.randn_like(parameter))
-        return model.eval()
 
 
 def check_model(make: Callable[[], PreTrainedModel], **case: Any) -> None:
@@ -64,15 +30,6 @@ def check_model(make: Callable[[], PreTrainedModel], **case: Any) -> None:
     """
     for law in LAWS.values():
         law(ModelCase(make, **case))
-
-
-def tokens(model: PreTrainedModel, batch: int = 2, steps: int = STEPS) -> Tensor:
-    """Token indices (batch, steps) of the model's vocabulary, none of them the padding 0."""
-    return torch.randint(1, model.config.vocab_size, (batch, steps), generator=torch.Generator().manual_seed(0))
-
-
-def _close(one: Tensor, other: Tensor) -> None:
-    torch.testing.assert_close(one, other, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
 
 
 @torch.no_grad()
@@ -90,13 +47,13 @@ def parts_are_the_whole(case: ModelCase) -> None:
             output = model(part, past_key_values=past, use_cache=True)
             past = output.past_key_values
             logits.append(output.logits)
-        _close(torch.cat(logits, 1), expected)
+        check_close(torch.cat(logits, 1), expected)
         assert past is not None
         assert past.get_seq_length() == STEPS
     if case.state == "memory_state":
         first = model(ids[:, : 2 * SEGMENT])
         second = model(ids[:, 2 * SEGMENT :], memory_state=first.memory_state)
-        _close(torch.cat([first.logits, second.logits], 1), expected)
+        check_close(torch.cat([first.logits, second.logits], 1), expected)
 
 
 @torch.no_grad()
@@ -113,7 +70,7 @@ def parts_of_a_long_text_are_the_whole(case: ModelCase) -> None:
         output = model(part, past_key_values=past, use_cache=True)
         past = output.past_key_values
         logits.append(output.logits)
-    _close(torch.cat(logits, 1), model(ids).logits)
+    check_close(torch.cat(logits, 1), model(ids).logits)
 
 
 @torch.no_grad()
@@ -142,7 +99,7 @@ def the_future_has_no_influence(case: ModelCase) -> None:
         before = model(ids).logits
         torch.manual_seed(2)
         after = model(changed).logits
-        _close(after[:, :13], before[:, :13])
+        check_close(after[:, :13], before[:, :13])
         assert not torch.allclose(after[:, 13], before[:, 13])
         assert not torch.allclose(after[:, 14:], before[:, 14:]), "what was read has no influence"
 
@@ -164,7 +121,7 @@ def documents_do_not_see_each_other(case: ModelCase) -> None:
     ]
     apart = torch.cat([torch.cat([output.logits for output in row], 1) for row in alone])
     output = model(ids, document_ids=documents, labels=ids)
-    _close(output.logits, apart)
+    check_close(output.logits, apart)
     counts = [output.logits.shape[1] - 1 for row in alone for output in row]
     losses = [output.loss for row in alone for output in row]
     torch.testing.assert_close(output.loss, sum(n * loss for n, loss in zip(counts, losses)) / sum(counts))
@@ -173,7 +130,7 @@ def documents_do_not_see_each_other(case: ModelCase) -> None:
         output = model(part, document_ids=numbers, past_key_values=past, use_cache=True)
         past = output.past_key_values
         logits.append(output.logits)
-    _close(torch.cat(logits, 1), apart)
+    check_close(torch.cat(logits, 1), apart)
 
 
 def _padded(model: PreTrainedModel, side: str) -> tuple[Tensor, Tensor, slice]:
@@ -226,19 +183,19 @@ def padding_between_tokens_has_no_influence(case: ModelCase) -> None:
     alone = [model(row[is_token.bool()][None], labels=row[is_token.bool()][None]) for row, is_token in zip(ids, mask)]
     expected = torch.cat([output.logits[0] for output in alone])
     output = model(ids, attention_mask=mask, labels=labels)
-    _close(output.logits[mask.bool()], expected)
+    check_close(output.logits[mask.bool()], expected)
     positions = (mask.cumsum(1) - 1).masked_fill(mask == 0, 1)  # as `generate` makes them
-    _close(model(ids, attention_mask=mask, position_ids=positions).logits[mask.bool()], expected)
+    check_close(model(ids, attention_mask=mask, position_ids=positions).logits[mask.bool()], expected)
     counts = mask.sum(1) - 1
     torch.testing.assert_close(output.loss, sum(n * row.loss for n, row in zip(counts, alone)) / counts.sum())
     if not case.continues:
         return
     for sizes in ([11, 4, 1, 5], [1] * STEPS):
-        _close(_in_parts(model, ids, mask, sizes)[mask.bool()], expected)
+        check_close(_in_parts(model, ids, mask, sizes)[mask.bool()], expected)
     late = torch.ones_like(mask)
     late[1, 11:15] = 0  # of a row that had none so far, a whole part
     alone = model(ids[1:2, late[1].bool()]).logits[0]
-    _close(_in_parts(model, ids, late, [11, 4, 6])[1, late[1].bool()], alone)
+    check_close(_in_parts(model, ids, late, [11, 4, 6])[1, late[1].bool()], alone)
 
 
 def _in_parts(model: PreTrainedModel, ids: Tensor, mask: Tensor, sizes: list[int]) -> Tensor:
@@ -311,9 +268,7 @@ def a_state_is_a_value(case: ModelCase) -> None:
     if case.state is None:
         return
     model = case.build()
-    ids = tokens(model, 2, 3 * SEGMENT)
-    cached = {"use_cache": True} if case.state == "past_key_values" else {}
-    state = getattr(model(ids[:, :SEGMENT], **cached), case.state)
+    ids, state, cached = behind_a_segment(case, model)
     copy = state.map(torch.clone)
     first = model(ids[:, SEGMENT:], **{case.state: state}).logits
     assert not torch.allclose(first, model(ids[:, SEGMENT:]).logits), "the state has no influence"
@@ -321,7 +276,7 @@ def a_state_is_a_value(case: ModelCase) -> None:
     assert torch.equal(model(ids[:, SEGMENT:], **{case.state: state}).logits, first)
     assert torch.equal(model(ids[:, SEGMENT:], **{case.state: copy}).logits, first)
     swapped = state.select_batch(torch.tensor([1, 0]))
-    _close(model(ids[:, SEGMENT:].flip(0), **{case.state: swapped}).logits.flip(0), first)
+    check_close(model(ids[:, SEGMENT:].flip(0), **{case.state: swapped}).logits.flip(0), first)
     assert state.num_bytes() > 0
     dtypes: list[torch.dtype] = []
 
@@ -334,68 +289,6 @@ def a_state_is_a_value(case: ModelCase) -> None:
     assert torch.float64 not in dtypes
 
 
-def _gradients(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
-    model.zero_grad()
-    torch.manual_seed(2)  # for what is drawn in training
-    model(ids, labels=ids).loss.backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def gradients_are_derivatives(case: ModelCase) -> None:
-    """Each weight's gradient of the loss in training is that of finite differences."""
-    model = case.build().train()
-    ids = tokens(model, 2, 2 * SEGMENT)  # ARMT's gamma, as published, has no gradient: it is not 1 from the third on
-
-    def loss() -> Tensor:
-        torch.manual_seed(2)  # for what is drawn in training
-        if not case.plain:
-            return model(ids, labels=ids).loss
-        logits = model(ids).logits  # transformers sums losses in float32
-        return cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
-
-    check_gradient(loss, {name: weight for name, weight in model.named_parameters() if weight.requires_grad})
-
-
-def gradients_flow_through_a_state(case: ModelCase) -> None:
-    """The gradient of what is read behind a state is that of the same text read at once."""
-    if case.state is None:
-        return
-    model = case.build()
-    ids = tokens(model, 2, 3 * SEGMENT)
-    cached = {"use_cache": True} if case.state == "past_key_values" else {}
-    state = getattr(model(ids[:, :SEGMENT], **cached), case.state)
-    embeddings: Any = model.get_input_embeddings().weight
-    behind, at_once = model(ids[:, SEGMENT:], **{case.state: state}).logits, model(ids).logits[:, SEGMENT:]
-    through, expected = (torch.autograd.grad(logits.square().mean(), embeddings)[0] for logits in (behind, at_once))
-    _close(through, expected)
-
-
-def layers_computed_twice_have_the_same_gradients(case: ModelCase) -> None:
-    """Gradient checkpointing changes no gradient."""
-    if not case.checkpoints:
-        return
-    model = case.build().train()
-    ids = tokens(model)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    expected, computed = _gradients(model, ids), 0
-
-    def twice(*arguments: object) -> object:
-        nonlocal computed
-        computed += 1
-        return checkpoint(*arguments, use_reentrant=False)
-
-    for module in model.modules():  # what the method to switch it on, renamed between versions, does in the end
-        if isinstance(module, GradientCheckpointingLayer):
-            module.gradient_checkpointing, module._gradient_checkpointing_func = True, twice
-    gradients = _gradients(model, ids)
-    assert computed
-    assert gradients.keys() == expected.keys()
-    for name, gradient in gradients.items():
-        torch.testing.assert_close(gradient, expected[name])
-
-
 def bfloat16_is_near(case: ModelCase) -> None:
     """Logits in bfloat16 are near those in float64, and its gradients finite."""
     model = case.build()
@@ -406,7 +299,7 @@ def bfloat16_is_near(case: ModelCase) -> None:
     assert logits.dtype == torch.bfloat16
     # Eight bits in each of some ten sums; a kernel that takes another neighbour changes single logits by more.
     assert (logits.double() - expected).abs().mean() < 0.1 * expected.std()
-    gradients = _gradients(model.train(), ids)
+    gradients = gradients_of(model.train(), ids)
     assert all(gradient.isfinite().all() for gradient in gradients.values())
 
 
@@ -415,7 +308,7 @@ def one_token_is_the_first_of_many(case: ModelCase) -> None:
     """A single token has the logits of the first of many."""
     model = case.build()
     ids = tokens(model)
-    _close(model(ids[:, :1]).logits, model(ids).logits[:, :1])
+    check_close(model(ids[:, :1]).logits, model(ids).logits[:, :1])
 
 
 def the_loss_is_that_of_the_logits(case: ModelCase) -> None:

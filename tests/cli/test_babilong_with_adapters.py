@@ -36,10 +36,10 @@ def test_memory_and_adapters_learn_and_the_base_stays(base, short_books, tmp_pat
         return train_stages_of(model, *arguments)
 
     def small(folder, recipe=babilong_lora.recipe):
-        whole = recipe(folder)
-        task = {**whole.data.task, "facts_share": 0.9}
-        training = replace(whole.training, batch_size=2, evaluate_sequences=2, warmup_steps=0)
-        return replace(whole, data=replace(whole.data, task=task), training=training)
+        settings = recipe(folder)
+        task = {**settings.data.task, "facts_share": 0.9}
+        training = replace(settings.training, batch_size=2, evaluate_sequences=2, warmup_steps=0)
+        return replace(settings, data=replace(settings.data, task=task), training=training)
 
     monkeypatch.setattr(babilong_lora, "SEGMENT", 300)  # so many single letters
     monkeypatch.setattr(babilong_lora, "STAGES", tuple(replace(stage, steps=2) for stage in babilong_lora.STAGES))

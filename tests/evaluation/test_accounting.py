@@ -8,15 +8,18 @@ from transformers import (
     Gemma2Config,
     JambaConfig,
     Lfm2Config,
+    Llama4TextConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
+    NemotronHConfig,
     Qwen3NextConfig,
 )
 
 from tessera.evaluation.accounting import account
 from tessera.memories.linear_attention import VARIANTS
 from tessera.models.linear_attention import LinearAttentionConfig
+from tessera.models.sizes import pairs_per_query
 from tessera.models.transformer import POSITIONS, transformer_config
 
 LENGTH = 24
@@ -80,7 +83,7 @@ def test_linear_attention_costs_the_same_behind_any_context_and_keeps_no_more(va
     assert long.state_bytes_per_1000_tokens == 0
 
 
-def test_sliding_windows_and_experts_that_are_not_used_cost_nothing():
+def test_what_windows_chunks_and_unused_experts_leave_out_costs_nothing():
     sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
     whole, narrow = (MistralConfig(**sizes, sliding_window=window) for window in (None, 8))
@@ -94,6 +97,8 @@ def test_sliding_windows_and_experts_that_are_not_used_cost_nothing():
     assert account(narrow, LENGTH).state_bytes_per_1000_tokens == 0
     half = Gemma2Config(**sizes, sliding_window=8)
     assert account(half, LENGTH, torch.float32).state_bytes_per_1000_tokens == 1000 * 2 * 2 * 8 * 4
+    chunks = Llama4TextConfig(**sizes, layer_types=["chunked_attention", "full_attention"], attention_chunk_size=8)
+    assert pairs_per_query(chunks, 100) == [54]
     experts = MixtralConfig(**sizes, num_local_experts=8, num_experts_per_tok=2)
     of_one = 3 * 32 * 48  # the weights of an expert
     more = 2 * 2 * (of_one + 8 * 32)  # of two layers: another expert for each token, and the router
@@ -103,6 +108,13 @@ def test_sliding_windows_and_experts_that_are_not_used_cost_nothing():
 HYBRIDS = {  # of four layers, of which one is attention
     "jamba": lambda **sizes: JambaConfig(**sizes, attn_layer_period=4, attn_layer_offset=1, use_mamba_kernels=False),
     "lfm2": lambda **sizes: Lfm2Config(**sizes, layer_types=["conv", "conv", "full_attention", "conv"]),
+    "nemotron h": lambda **sizes: NemotronHConfig(
+        **sizes,
+        head_dim=8,
+        layers_block_type=["mamba", "moe", "attention", "mlp"],
+        mamba_num_heads=4,
+        mamba_head_dim=16,
+    ),
     "qwen3 next": lambda **sizes: Qwen3NextConfig(**sizes, head_dim=8),
 }
 

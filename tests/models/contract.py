@@ -12,8 +12,8 @@ from tessera.models.lstm import LSTMConfig, LSTMForCausalLM
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
 from tessera.models.transformer import transformer_config
-from tessera.testing.models import SEGMENT, STEPS
-from tessera.testing.models import ModelCase as Case
+from tessera.testing.model_case import SEGMENT, STEPS
+from tessera.testing.model_case import ModelCase as Case
 from tests.models.armt.bases import make as wrapped
 from tests.tolerances import REORDERED_FLOAT64
 

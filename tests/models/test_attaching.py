@@ -127,8 +127,8 @@ def test_budgets(states):
     assert torch.equal(kept("random").tokens, kept("random", (10, 90, 200)).tokens)
     assert kept("random").tokens.tolist() != oldest.tokens.tolist()
     recalled = TokenMemory.empty("biweight", 120, "least_recalled").remembered(hidden[:120], tokens[:120])
-    asked = hidden[:10].repeat(5, 1)
-    recalled = recalled.fitted(asked, tokens[:10].repeat(5), torch.full((50,), 0.01))
+    queries = hidden[:10].repeat(5, 1)
+    recalled = recalled.fitted(queries, tokens[:10].repeat(5), torch.full((50,), 0.01))
     recalled = recalled.remembered(hidden[120:230], tokens[120:230])
     keys = recalled.index.pairs.keys[0, 0]
     assert torch.equal(keys[:10], torch.nn.functional.normalize(hidden[:10], dim=-1))  # they were recalled
