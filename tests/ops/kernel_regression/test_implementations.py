@@ -5,7 +5,7 @@ import torch
 
 from tessera.base.errors import TesseraError
 from tessera.kernels import Biweight, Gaussian, NearestNeighbours, NormalizedReLU, ReLUmax, Triweight
-from tessera.ops.kernel_regression import BACKENDS, Call, Window, choose_backend, kernel_regression
+from tessera.ops.kernel_regression import BACKENDS, Call, Window, choose_backend, kernel_regression, reference
 from tessera.ops.kernel_regression.query_blocks import QUERIES, query_blocks
 from tests.covering import some
 from tests.kernels.contract import all_kernels, identifier
@@ -269,7 +269,8 @@ def test_autocast_does_not_narrow_those_of_the_reference(kernel, dtype, dropout)
         torch.manual_seed(0)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
             y = kernel_regression(*tensors, **scale)
-        results.append([y, *torch.autograd.grad(y.float().square().sum(), tensors)])
+            weights = reference.weights(Call(*tensors[:2], value, kernel, torch.tensor(50.0), torch.tensor(0.0)))
+        results.append([weights, y, *torch.autograd.grad(y.float().square().sum(), tensors)])
     for plain, autocast in zip(*results, strict=True):
         assert autocast.dtype == plain.dtype
         assert torch.equal(autocast, plain)
