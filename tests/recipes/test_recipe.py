@@ -101,6 +101,16 @@ def test_all_problems_come_in_one_message_each_with_file_and_key(recipe, tmp_pat
         ("model", {"type": "transformer", "positions": "sine"}, "model.positions must be one of absolute, rope, alibi"),
         (
             "model",
+            {"type": "transformer", "positions": "rope", "hidden_size": 6, "num_heads": 2},
+            "model.hidden_size / num_heads must be even for rope; got 3",
+        ),
+        (
+            "model",
+            {"type": "transformer", "positions": "alibi", "hidden_size": 8, "num_heads": 2, "intermediate_size": 9},
+            "model.intermediate_size must be 4 hidden_size (32) for alibi; got 9",
+        ),
+        (
+            "model",
             {"type": "transformer", "hidden_size": 10, "num_heads": 4},
             "model.num_heads must divide hidden_size (10)",
         ),
