@@ -98,11 +98,13 @@ class _Chat:
         print(self.memory.cited(self.last).sources())
 
     def _read(self, name: str) -> None:
-        from tessera.memory_files.document import document_paths
+        from tessera.memory_files.document import document_paths, empty_left_out
 
-        for path in document_paths(name, "chat", "/read"):
-            self.memory.read(path, where="chat: /read")
-            self.last = None  # other documents than these carried it
+        paths = document_paths(name, "chat", "/read")
+        with empty_left_out(len(paths)) as call:
+            for path in paths:
+                if call(self.memory.read, path, where="chat: /read"):
+                    self.last = None  # other documents than these carried it
         say_length(self.memory)
         self._documents("")
 

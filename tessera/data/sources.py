@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,9 @@ def _file_source(name: str, files: list[Path], separator: str | None, json_colum
     def documents() -> Iterator[Document]:
         for file in files:
             if json_column is None:
-                yield from documents_of_file(file, separator)
+                for pieces in documents_of_file(file, separator):
+                    if first := next(pieces, ""):  # an empty file is no document
+                        yield chain([first], pieces)
             else:
                 yield from documents_of_json_lines(file, json_column)
 

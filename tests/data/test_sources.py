@@ -63,6 +63,14 @@ def test_folders_are_read_with_what_lies_below_and_say_what_is_left_out(tmp_path
     assert texts(text_source(str(tmp_path), format="json_lines")) == ["row"]
 
 
+@pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf"])
+def test_an_empty_file_is_no_document(tmp_path, content):
+    """It was an end token."""
+    for name, held in (("a", b"one"), ("b", content), ("c", b"two")):
+        (tmp_path / f"{name}.txt").write_bytes(held)
+    assert ["".join(pieces) for pieces in text_source(str(tmp_path)).documents()] == ["one", "two"]
+
+
 def test_signs_of_a_glob_in_names_and_folders_beside_files(tmp_path):
     for name in ("notes [1].txt", "a.txt", "sub.txt/b.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
