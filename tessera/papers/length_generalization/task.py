@@ -205,13 +205,10 @@ class MultiQueryRecall(SourceTargetTask):
         unused = (units >= pairs[:, None]) & ((units < most) | (units - most >= fillers[:, None]))
         order = torch.rand(len(lengths), len(units), generator=generator).masked_fill(unused, 2.0).argsort(1)
         queried = (torch.rand(len(lengths), self.num_queries, generator=generator) * pairs[:, None]).long()
-        examples = []
-        for row, (count, spare) in enumerate(zip(pairs.tolist(), fillers.tolist())):
-            key, value = keys[row, :count], values[row, :count]
-            context = lay_out(key, value, order[row, : count + spare])
-            queries, answers = (pad(words[queried[row]], (1, 0), value=QUERY_SEPARATOR) for words in (key, value))
-            examples.append((torch.cat([context, queries.flatten()]), answers.flatten()))
-        return examples
+        contexts = lay_out(keys, values, order, pairs + fillers).split(lengths.tolist())
+        rows = torch.arange(len(lengths))[:, None]
+        queries, answers = (pad(w[rows, queried], (1, 0), value=QUERY_SEPARATOR).flatten(1) for w in (keys, values))
+        return [(torch.cat(source), target) for *source, target in zip(contexts, queries, answers)]
 
 
 def num_pairs(length):
@@ -246,11 +243,15 @@ def distinct(rows: int, count: int, of: int, generator: torch.Generator) -> Tens
         drawn[again] = torch.randint(of, (int(again.sum()),), generator=generator)
 
 
-def lay_out(keys: Tensor, values: Tensor, order: Tensor) -> Tensor:
-    """A context (S,): blocks of pairs and single fillers in this order, in which pairs have the first numbers."""
-    is_pair = order < len(keys)
-    ends = torch.where(is_pair, BLOCK, 1).cumsum(0)
-    context = torch.full((int(ends[-1]),), FILLER)
-    blocks = torch.cat([pad(keys, (0, 1), value=PAIR_SEPARATOR), values], 1)
-    context[ends[is_pair, None] - BLOCK + torch.arange(BLOCK - 1)] = blocks[order[is_pair]]
-    return context
+def lay_out(keys: Tensor, values: Tensor, order: Tensor, counts: Tensor) -> Tensor:
+    """Contexts of all rows, one behind the other: blocks of pairs (B, P, 2) and single fillers in this order (B, U).
+
+    Pairs have the first P numbers. Of each row the first `counts` (B,) numbers are laid out.
+    """
+    is_used, is_pair = torch.arange(order.shape[1]) < counts[:, None], order < keys.shape[1]
+    ends = (torch.where(is_pair, BLOCK, 1) * is_used).flatten().cumsum(0).view_as(order)
+    contexts = torch.full((int(ends[-1, -1]),), FILLER)
+    blocks = torch.cat([pad(keys, (0, 1), value=PAIR_SEPARATOR), values], 2)
+    rows, places = (is_used & is_pair).nonzero(as_tuple=True)
+    contexts[ends[rows, places, None] - BLOCK + torch.arange(BLOCK - 1)] = blocks[rows, order[rows, places]]
+    return contexts
