@@ -132,7 +132,8 @@ class StagedQuestions(StagedData):
     """Questions about contexts of as many tokens as the task gives a few segments.
 
     With `data.early_questions` they are asked of the memory after every segment too. The score is the share of right
-    answers, but for a thousandth: exp(-loss).
+    answers, but for a thousandth: exp(-loss). It is a mean over contexts, as scores of tests are: each counts once,
+    however many questions it has, since questions about one are not independent.
     """
 
     task: QuestionTask
@@ -184,7 +185,8 @@ class StagedQuestions(StagedData):
             yield loss + charged if penalties else loss
 
     def predictions(self, model: nn.Module, stage: Stage) -> dict[str, float]:
-        """The share of right answers, and the loss of the answers."""
+        """The mean over contexts of the share of right answers, and the loss: that of a batch is per token of its answers,
+        and counts with its contexts."""
         training, losses, shares = self.recipe.training, 0.0, 0.0
         for first in range(0, training.evaluate_sequences, training.batch_size):
             count = min(training.batch_size, training.evaluate_sequences - first)

@@ -90,6 +90,27 @@ def test_a_run_on_questions(whole):
     assert model(input_ids=tokens).logits.shape[-1] == len(tokenizer)
 
 
+def test_a_validation_counts_each_context_once(recipe_of, monkeypatch):
+    """Also in a last batch of fewer; a share over questions would end stages elsewhere than the stored results did."""
+    recipe = recipe_of(QUESTIONS, "data.questions=4", "training.evaluate_sequences=9", "data.task.facts_share=0.4")
+    data = staged_data.StagedQuestions(recipe, 32, staged_data.question_task(recipe.data.task))
+    batches = []
+
+    def scored(model, batch):
+        batches.append(batch)
+        tokens = (batch.labels >= 0).sum()
+        return tokens * len(batches), tokens, (batch.counts.sum(1) == 3).double()
+
+    monkeypatch.setattr(staged_data, "score_answers", scored)
+    numbers = data.predictions(None, recipe.training.curriculum[0])
+    counts = torch.cat([batch.counts.sum(1) for batch in batches]).double()
+    right = counts == 3
+    assert [len(batch.contexts) for batch in batches] == [2, 2, 2, 2, 1]
+    assert numbers["validation_exact_match"] == right.double().mean()
+    assert abs(right.double().mean() - (right * counts).sum() / counts.sum()) > 0.01, "both means are the same here"
+    assert numbers["validation_loss"] == pytest.approx((2 * (1 + 2 + 3 + 4) + 5) / 9)
+
+
 @some(("stage", "step"), [(0, 3), (1, 0), (1, 4)], by_default=[(1, 4)])
 def test_a_run_that_dies_in_any_stage_goes_on_to_the_same_weights(recipe_of, tmp_path, whole, monkeypatch, stage, step):
     recipe = recipe_of(QUESTIONS)
