@@ -185,8 +185,10 @@ class StagedQuestions(StagedData):
             yield loss + charged if penalties else loss
 
     def predictions(self, model: nn.Module, stage: Stage) -> dict[str, float]:
-        """The mean over contexts of the share of right answers, and the loss: that of a batch is per token of its answers,
-        and counts with its contexts."""
+        """The mean over contexts of the share of right answers, and the loss.
+
+        That of a batch is per token of its answers, and counts with its contexts.
+        """
         training, losses, shares = self.recipe.training, 0.0, 0.0
         for first in range(0, training.evaluate_sequences, training.batch_size):
             count = min(training.batch_size, training.evaluate_sequences - first)
