@@ -8,6 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 import tessera
 from tessera.cli.main import main
+from tessera.testing import state_laws
 from tessera.testing.state_laws import LAWS, check_state
 
 GPT2 = GPT2Config(vocab_size=60, n_embd=16, n_layer=2, n_head=2, n_positions=64)
@@ -134,6 +135,76 @@ def test_a_wrong_model_is_found(wrong, law):
     torch.manual_seed(0)
     findings = {finding.law: finding for finding in check_state(wrong(GPT2))}
     assert not findings[law].holds
+
+
+LONG_GPT2 = GPT2Config(vocab_size=60, n_embd=16, n_layer=2, n_head=2, n_positions=1024)
+
+
+class KeepsTheLast(GPT2LMHeadModel):
+    """A cache that is cut to the last `kept` tokens, which whole texts do not know of."""
+
+    kept = 100
+
+    def forward(self, input_ids, **options):
+        output = super().forward(input_ids, **options)
+        for layer in output.past_key_values.layers:
+            layer.keys, layer.values = layer.keys[:, :, -self.kept :], layer.values[:, :, -self.kept :]
+        return output
+
+
+class SeesPaddingFarBehind(GPT2LMHeadModel):
+    def forward(self, input_ids, attention_mask=None, position_ids=None, **options):
+        if attention_mask is not None:
+            attention_mask = torch.cat([torch.ones_like(attention_mask[:, :-250]), attention_mask[:, -250:]], 1)
+        return super().forward(input_ids, attention_mask=attention_mask, position_ids=position_ids, **options)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "law"),
+    [
+        (KeepsTheLast, "two chunks are the whole"),
+        (KeepsTheLast, "gradients flow through the state"),
+        (SeesPaddingFarBehind, "padding on the left changes nothing"),
+    ],
+)
+def test_what_begins_behind_a_hundred_tokens_is_found(wrong, law):
+    torch.manual_seed(0)
+    finding = next(finding for finding in check_state(wrong(LONG_GPT2)) if finding.law == law)
+    assert not finding.holds
+    assert finding.tokens == 300
+
+
+@pytest.mark.parametrize(("field", "found"), [("sliding_window", True), ("sliding_depth", False)])
+def test_texts_pass_the_longest_span_of_the_configuration(field, found):
+    torch.manual_seed(0)
+    config = GPT2Config(**{**LONG_GPT2.to_dict(), field: 230})
+    model = KeepsTheLast(config)
+    model.kept = config.to_dict()[field]
+    finding = {finding.law: finding for finding in check_state(model)}["two chunks are the whole"]
+    assert (finding.holds, finding.tokens) == ((False, 484) if found else (True, 300))
+
+
+def test_texts_have_several_borders_of_segments():
+    class LosesItsThirdSegment(tessera.RMTForCausalLM):
+        def forward(self, input_ids, memory_state=None, **options):
+            output = super().forward(input_ids, memory_state=memory_state, **options)
+            output.logits = torch.cat([output.logits[:, :64], output.logits[:, 64:] + (memory_state is None)], 1)
+            return output
+
+    torch.manual_seed(0)
+    model = tessera.wrap_rmt(LlamaForCausalLM(LLAMA), segment_size=32, num_memory_tokens=2)
+    model.__class__ = LosesItsThirdSegment
+    finding = {finding.law: finding for finding in check_state(model)}["two chunks are the whole"]
+    assert (finding.holds, finding.tokens) == (False, 128)
+
+
+def test_texts_are_no_longer_than_the_model_has_positions_time_and_memory_for(monkeypatch):
+    torch.manual_seed(0)
+    assert {finding.tokens for finding in check_state(GPT2LMHeadModel(GPT2))} == {64}
+    monkeypatch.setattr(state_laws, "MOST_LOGITS", 4 * 60 * 40)
+    assert {finding.tokens for finding in check_state(GPT2LMHeadModel(LONG_GPT2))} == {80}
+    monkeypatch.setattr(state_laws, "SECONDS", 0)
+    assert {finding.tokens for finding in check_state(GPT2LMHeadModel(LONG_GPT2))} == {24}
 
 
 def test_every_law_has_a_model_that_breaks_it():
