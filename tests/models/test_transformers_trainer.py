@@ -107,6 +107,30 @@ def test_padding_changes_no_loss_of_the_trainer(name, tmp_path):
         close(model(**batch, num_items_in_batch=packed.shape[1] - 1).loss, expected)
 
 
+@some("name", PADDED, by_default=["v1 published", "armt around memory_mosaic"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_batches_in_parts_are_one_where_the_first_label_behind_padding_is_left_out(name, side, tmp_path):
+    """With it the Trainer's count says of no part how many of its labels nothing predicts: parts weigh by labels."""
+    model = CASES[name].build().double().train()
+    rows = [torch.arange(length) % 7 + 1 for length in (9, 5, 3, 12, 12, 4)]
+    run = Trainer(model=model, args=TrainingArguments(str(tmp_path), report_to="none", use_cpu=True))
+
+    def loss_and_gradients(parts):
+        batches = [padded(part, side) for part in parts]
+        for batch in batches:
+            batch["labels"][torch.arange(len(batch["labels"])), batch["attention_mask"].argmax(1)] = -100
+        items = run._get_num_items_in_batch(batches, torch.device("cpu"))
+        loss = sum(run.compute_loss(model, batch, num_items_in_batch=items) for batch in batches)
+        return loss, torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+
+    one, in_parts = loss_and_gradients([rows]), loss_and_gradients([rows[:2], rows[2:3], rows[3:]])
+    close(in_parts[0], one[0])
+    for gradient, expected in zip(in_parts[1], one[1], strict=True):
+        assert (gradient is None) == (expected is None)
+        if expected is not None:
+            close(gradient, expected)
+
+
 def test_a_step_in_parts_is_charged_for_its_gates_once():
     model = wrapped("armt", "memory_mosaic", segment_size=4, gate_penalty=5.0, strength_stretch=1.1).train()
     ids = torch.randint(1, 60, (4, 12))
