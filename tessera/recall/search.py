@@ -198,7 +198,8 @@ class _Reader:
         if scores.shape[1] == 0:
             return scores.new_full((self.num_rows,), -torch.inf)
         share = (self.tolerance / num_unread.to(scores.dtype)).log()
-        return (scores.logsumexp(1) + share).masked_fill(num_unread == 0, -torch.inf)
+        below = scores.amax(1).nextafter(scores.new_tensor(-torch.inf))  # of large scores and infinity no share is less
+        return (scores.logsumexp(1) + share).minimum(below).masked_fill(num_unread == 0, -torch.inf)
 
     def _rounding(self) -> Tensor:
         """Of the scores of each row (R,), at most."""

@@ -244,6 +244,35 @@ def test_the_gaussian_says_how_much_weight_it_may_have_left_out():
     torch.testing.assert_close(recalled.output, output, rtol=0, atol=1e-3)
 
 
+@pytest.mark.parametrize("slope", [40.0, 1e10, 1e20, 1e30])
+def test_the_gaussian_finds_the_nearest_pair_where_scores_are_so_large_that_they_round_a_share_away(slope):
+    """The floor was the largest score itself: no pair was above it, the answer 0 and the weight left out 0."""
+    keys, values = near_a_plane(2, 3000, 16).float(), random(2, 3000, 4, dtype=torch.float32)
+    queries = keys[:, [7, 1234]]
+    recalled = tessera.recall.build(keys, values).recall(queries, kernel="gaussian", slope=slope)
+    assert int(recalled.certificate.pairs_read.max()) < 3000
+    if slope > 100:
+        torch.testing.assert_close(recalled.output, values[:, [7, 1234]])
+    assert bool((recalled.certificate.pairs_in_support > 0).all())
+
+
+@pytest.mark.parametrize("kernel", [*KERNELS, "gaussian", "epanechnikov", "entmax"])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("window", [None, Window(delay=1, span=700)])
+def test_a_query_that_is_no_number_recalls_what_the_scan_does(kernel, number, window):
+    """NaN, but for the nearest of pairs that are infinitely similar, which all have one weight."""
+    keys, values = near_a_plane(2, 3000, 16), random(2, 3000, 4)
+    queries = keys[:, [7, 1234, 2900]]
+    queries[0, 1, 3] = number
+    index, offset = tessera.recall.build(keys, values), 2990 if window else 0
+    options = {"kernel": kernel, "slope": 40.0, "intercept": 0.0, "window": window, "query_offset": offset}
+    recalled = index.recall(queries, **options).output
+    scanned, _ = scan(queries, keys, values, kernel, 40.0, 0.0, window, offset)
+    assert bool(scanned[0, 1].isnan().all()) or kernel == "uniform_knn"
+    dropped = 1e-5 if kernel == "gaussian" else 1e-9
+    torch.testing.assert_close(recalled, scanned, equal_nan=True, rtol=0, atol=dropped)
+
+
 def test_keys_by_chance_are_scanned_after_a_few_rounds(monkeypatch):
     rounds, read = [], search._Reader._read_leaves
     monkeypatch.setattr(search._Reader, "_read_leaves", lambda self, *args: rounds.append(1) or read(self, *args))
@@ -371,6 +400,9 @@ def test_keys_whose_squares_overflow_are_filed():
 def test_keys_that_are_no_numbers_are_refused():
     with pytest.raises(TesseraError, match="finite"):
         tessera.recall.build(torch.full((1, 3, 2), float("nan")), torch.zeros(1, 3, 2))
+    index = tessera.recall.build(torch.ones(1, 3, 2), torch.zeros(1, 3, 2))
+    with pytest.raises(TesseraError, match="keys must be finite; got NaN or infinity"):
+        index.append(torch.full((1, 3, 2), -torch.inf), torch.zeros(1, 3, 2))
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
