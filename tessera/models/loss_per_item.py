@@ -15,9 +15,9 @@ def loss_per_item(total: Tensor, num_counted: Tensor, num_labels: Tensor, num_it
     """The summed loss of `num_counted` targets as a mean; `num_labels` without -100 were there before masks.
 
     `num_items` is what transformers' Trainer counts in all batches whose gradients are added: labels, also those that
-    only padding or another document would predict. Then the result is this batch's share of its mean, by its labels: how
-    many of the others' count nobody says. Batches in parts are one batch exactly where such labels are -100. A number
-    below `num_labels` is no such count, and divides the sum as it is.
+    only padding or another document would predict. Then the result is this batch's share of its mean, by its labels, as
+    nobody says how many count elsewhere: parts are one batch exactly where such labels are -100. A number below
+    `num_labels` is no such count, and divides the sum as it is.
     """
     if num_items is None:
         return total / num_counted

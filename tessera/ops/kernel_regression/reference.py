@@ -1,18 +1,26 @@
 """Kernel regression as the papers write it: all scores at once. Slow, obvious, any dtype up to float64."""
 
-from dataclasses import replace
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from tessera.base.devices import device_type, is_exporting
 from tessera.base.precision import without_autocast
 from tessera.ops.kernel_regression.call import Call
+
+NARROW = (torch.float16, torch.bfloat16)
+BLOCK = 1 << 16  # numbers
 
 
 def run(call: Call) -> Tensor:
     """`y_T = sum_i w_i v_i` over the visible pairs; O(T N) memory and time."""
     with without_autocast(call.value):
-        return weights(call) @ call.value
+        if not _is_narrow_row(call):
+            return weights(call) @ call.value
+        blocks = _blocks(call, call.value)
+        parts = zip(weights(call).split(max(1, blocks[0].shape[2]), -1), blocks)
+        return sum((part.float() @ block.float() for part, block in parts), call.zeros().float()).to(call.value.dtype)
 
 
 def weights(call: Call) -> Tensor:
@@ -29,12 +37,30 @@ def scores(call: Call) -> Tensor:
 
     A score of 50 rounded to bfloat16 is off by an eighth, and so is its weight.
     """
-    if call.query.dtype in (torch.float16, torch.bfloat16):
-        call = replace(call, query=call.query.float(), key=call.key.float())
     with without_autocast(call.query):
-        similarities = call.query @ call.key.transpose(-1, -2)
+        if call.query.dtype in NARROW:
+            query = call.query.float()
+            similarities = torch.cat([query @ block.float().mT for block in _blocks(call, call.key)], -1)
+        else:
+            similarities = call.query @ call.key.mT
     scaled = call.per_query(call.slope) * similarities
     return scaled if call.intercept is None else scaled + call.per_query(call.intercept)
+
+
+def _is_narrow_row(call: Call) -> bool:
+    """Whether one query reads narrow pairs on a CPU."""
+    is_one = not is_exporting() and not torch.compiler.is_compiling() and call.query.shape[2] == 1
+    return is_one and call.value.dtype in NARROW and device_type(call.value) == "cpu"
+
+
+def _blocks(call: Call, of_pairs: Tensor) -> Sequence[Tensor]:
+    """Keys or values (B, H, N, W), of a narrow row in blocks of which a float32 copy stays in the cache.
+
+    A copy of all is ten times as slow, and so is PyTorch's product of a row with a narrow matrix.
+    """
+    if not _is_narrow_row(call):
+        return (of_pairs,)
+    return of_pairs.split(max(1, BLOCK // max(1, of_pairs[:, :, :1].numel())), 2)
 
 
 def unsupported_reason(call: Call) -> str | None:

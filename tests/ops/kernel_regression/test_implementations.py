@@ -274,3 +274,37 @@ def test_autocast_does_not_narrow_those_of_the_reference(kernel, dtype, dropout)
     for plain, autocast in zip(*results, strict=True):
         assert autocast.dtype == plain.dtype
         assert torch.equal(autocast, plain)
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "sparsemax", "uniform_knn"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_one_narrow_query_reads_its_pairs_in_blocks_as_at_once(kernel, dtype, monkeypatch):
+    """Also the last block, which has fewer pairs, and documents, windows and gradients."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(2, 3, count, width, generator=generator).to(dtype).requires_grad_()
+        for count, width in ((1, 8), (45, 8), (45, 5))
+    )
+    documents = torch.arange(45).expand(2, -1) // 20 - 1
+    options = {"kernel": kernel, "slope": 5.0, "intercept": 0.0, "window": Window(delay=2, span=40)}
+    options |= {"query_offset": 46, "query_documents": torch.ones(2, 1).long(), "pair_documents": documents}
+
+    def answer():
+        output = kernel_regression(query, key, value, **options)
+        assert output.dtype == dtype
+        weights = torch.arange(output.numel(), dtype=dtype).view_as(output)
+        gradients = torch.autograd.grad((output * weights).sum(), (query, key, value), allow_unused=True)
+        return output, *gradients
+
+    whole = answer()
+    rows = []
+    monkeypatch.setattr(reference, "BLOCK", 7 * 2 * 3 * 8)
+    blocks = reference._blocks
+    monkeypatch.setattr(reference, "_blocks", lambda *given: rows.append(blocks(*given)) or rows[-1])
+    in_blocks = answer()
+    assert sorted(len(row) for row in rows) == [4, 6], "of 11 values and of 7 keys, of 39"
+    exact = [None if part is None else part.float() for part in whole]
+    for ours, theirs in zip(in_blocks, exact, strict=True):
+        assert (ours is None) == (theirs is None)
+        if theirs is not None:
+            torch.testing.assert_close(ours.float(), theirs, rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
