@@ -79,11 +79,12 @@ def test_a_broken_package_is_named_and_stays_an_error(package):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @some("how", new_process.HOW, by_default=["fork"])
-def test_models_of_the_library_and_of_another_package_are_known_to_the_auto_classes(package, how):
+def test_models_of_the_library_and_of_another_package_are_known_to_the_auto_classes(package, tmp_path, how):
     """The library's after `import tessera.models`, the other's whichever of both is imported first."""
-    folder = package(MODEL, "[tessera.models]\nmy_mosaic = tessera_plugin_of_a_test\n")
     sizes = {"vocab_size": 20, "hidden_size": 8, "num_layers": 1, "num_heads": 2, "num_persistent_slots": 4}
-    tessera.MemoryMosaicForCausalLM(tessera.MemoryMosaicConfig(**sizes)).save_pretrained(folder / "saved")
+    # Before there is a package, which the test run would read here: a fork must import it itself.
+    tessera.MemoryMosaicForCausalLM(tessera.MemoryMosaicConfig(**sizes)).save_pretrained(tmp_path / "saved")
+    folder = package(MODEL, "[tessera.models]\nmy_mosaic = tessera_plugin_of_a_test\n")
     code = (
         f"import importlib, os, sys; sys.path.insert(0, {str(folder)!r})\n"
         # what both need, once
@@ -95,14 +96,15 @@ def test_models_of_the_library_and_of_another_package_are_known_to_the_auto_clas
         "from transformers import AutoConfig, AutoModelForCausalLM\n"
         f"saved = {str(folder / 'saved')!r}\n"
         "config = AutoConfig.from_pretrained(saved)\n"
-        "print(type(config).__name__, type(AutoModelForCausalLM.from_config(config)).__name__,"
-        " type(AutoModelForCausalLM.from_pretrained(saved)).__name__)\n"
-        f"print(type(AutoModelForCausalLM.from_config(AutoConfig.for_model('my_mosaic', **{sizes}))).__name__)\n"
+        "models = [AutoModelForCausalLM.from_config(config), AutoModelForCausalLM.from_pretrained(saved)]\n"
+        "said = [' '.join(type(each).__name__ for each in (config, *models))]\n"
+        f"mine = AutoModelForCausalLM.from_config(AutoConfig.for_model('my_mosaic', **{sizes}))\n"
         "from tessera.recipes.model_section import model_problems\n"
-        "print(model_problems({'type': 'my_mosaic', 'num_heads': 0})[0])\n"
+        "said += [type(mine).__name__, model_problems({'type': 'my_mosaic', 'num_heads': 0})[0], '']\n"
         "assert not {'jaxtyping', 'beartype'} & sys.modules.keys()\n"  # packages of the tests alone
-        "sys.stdout.flush()\n"
-        "assert child == 0 or os.waitpid(child, 0)[1] == 0"
+        # Both write into one pipe, without a buffer under PYTHONUNBUFFERED: one after the other, or lines are torn.
+        "assert child == 0 or os.waitpid(child, 0)[1] == 0\n"
+        "print('\\n'.join(said), end='', flush=True)"
     )
     lines = sorted(new_process.run(how, folder, code).splitlines())
     assert len(lines) == 6  # three of each process
