@@ -98,13 +98,11 @@ class _Chat:
         print(self.memory.cited(self.last).sources())
 
     def _read(self, name: str) -> None:
-        from tessera.memory_files.document import document_paths, empty_left_out
+        from tessera.memory_files.document import document_paths
 
-        paths = document_paths(name, "chat", "/read")
-        with empty_left_out(len(paths)) as call:
-            for path in paths:
-                if call(self.memory.read, path, where="chat: /read"):
-                    self.last = None  # other documents than these carried it
+        for path in document_paths(name, "chat", "/read"):
+            self.memory.read(path, where="chat: /read")
+            self.last = None  # other documents than these carried it
         say_length(self.memory)
         self._documents("")
 

@@ -1,7 +1,7 @@
 """Check that a model gives the same logits however a text is cut, padded, batched, copied or reordered.
 
-MODEL is the folder of any causal language model of transformers, or of a run. Texts have 24 tokens, and then more than
-the model's windows, spans, chunks and segments. Exit status 1 if a law does not hold.
+MODEL: any causal language model of transformers, or a run. Texts have 24 tokens, then more than its windows, spans,
+chunks and segments. Exit status 1 if a law does not hold.
 """
 
 import argparse

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, store, say what was read."""
-    from tessera.memory_files.document import document_paths, empty_left_out
+    from tessera.memory_files.document import document_paths
     from tessera.memory_files.memory import Memory, require_place
     from tessera.models.saving.loading import load_model, load_tokenizer
 
@@ -47,8 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     sources: dict[str, tuple] = {str(path): (path,) for path in paths}
     if typed is not None:
         sources["-"] = (typed, "standard input")
-    with empty_left_out(len(sources)) as call:
-        _, status = of_each(sources, lambda name: call(memory.read, *sources[name], **options))
+    _, status = of_each(sources, lambda name: memory.read(*sources[name], **options))
     if status and not memory.documents:
         return status
     memory.save(out, mark)

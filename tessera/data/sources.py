@@ -128,6 +128,10 @@ def _files(name: str, endings: tuple[str, ...]) -> list[Path]:
         files = sorted(match for match in matches if not match.is_dir())
     else:
         files = [path]
+    empty = [file for file in files if file.is_file() and file.stat().st_size == 0]
+    if 0 < len(empty) < len(files):
+        log.warning(f"data source {name!r}: left out, as empty: {', '.join(file.name for file in empty)}")
+        files = [file for file in files if file not in empty]
     if not files or not all(file.is_file() for file in files):
         raise TesseraError(
             f"data source {name!r}: no such text file. Allowed: stories, a text file, a folder with *{endings[0]} "

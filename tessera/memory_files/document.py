@@ -1,8 +1,6 @@
 """One document of a memory: its tokens, where each stands in the source, and what reading it left."""
 
-import logging
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -19,36 +17,10 @@ from tessera.data.encoding import PIECE, located_tokens
 from tessera.data.sources import BUNDLED, TEXT_ENDINGS, text_files
 from tessera.data.text_files import located_text_of_file, text_of_file, utf8_sizes
 
-log = logging.getLogger(__name__)
 # How the names of files end that markitdown, an optional package, makes text of, and its class that does. No other may
 # try: what cannot be read as what it is called would be taken for plain text.
 CONVERTED = {".pdf": "Pdf", ".docx": "Docx", ".pptx": "Pptx", ".xlsx": "Xlsx", ".epub": "Epub"}
 CONVERTED |= {".html": "Html", ".htm": "Html"}
-
-
-class EmptyText(TesseraError):
-    """A text without tokens."""
-
-
-@contextmanager
-def empty_left_out(count: int) -> Iterator[Callable[..., bool]]:
-    """`call(read, *arguments)` for each of `count` texts: empty ones are left out and named, unless all are empty."""
-    empty: list[EmptyText] = []
-
-    def call(read: Callable[..., object], *arguments: Any, **options: Any) -> bool:
-        """Whether it held text."""
-        try:
-            read(*arguments, **options)
-        except EmptyText as error:
-            empty.append(error)
-            return False
-        return True
-
-    yield call
-    if empty and len(empty) == count:
-        raise empty[0]
-    for error in empty:
-        log.warning(f"{error} It is left out.")
 
 
 @dataclass(frozen=True)
@@ -77,7 +49,7 @@ def read_document_text(
 ) -> Document:
     """The tokens of a file (a `Path`) or of a text, which may come in pieces; without state.
 
-    Raises `EmptyText`; `TesseraError`: a file that cannot be read, or that needs a package that is not installed.
+    Raises `TesseraError`: no text, a file that cannot be read, or one that needs a package that is not installed.
     """
     shown = str(source) if isinstance(source, Path) else name
     if isinstance(source, Path) and _converter(source):
@@ -99,7 +71,7 @@ def read_document_text(
         begins.append(places)
     tokens = np.concatenate(parts) if parts else np.zeros(0)
     if not len(tokens):
-        raise EmptyText(f"{where} must hold text; got {shown!r}, which is empty.")
+        raise TesseraError(f"{where} must hold text; got {shown!r}, which is empty.")
     starts = np.maximum.accumulate(np.concatenate([*begins, [size]]))
     starts[0] = 0  # a byte order mark belongs to the first
     widths = np.diff(starts)

@@ -30,11 +30,9 @@ from tessera.models.learned_positions import learned_positions
 
 STATES = ("past_key_values", "memory_state", "cache_params", "state")  # what models call it
 LENGTH = 24
-# The second trial: each half of the text has so many tokens, or passes the longest span that the configuration names
-# and that is no longer than this, while the logits of both rows have no more numbers than that.
-HALF, LONGEST_SPAN, MOST_LOGITS = 150, 2048, 2**28
-SPANS = ("window", "span", "delay", "chunk")  # parts of names of what a configuration counts in tokens
-SECONDS = 120  # after these no law is tried a second time
+# Of the second trial, see `check_state`: tokens, numbers, seconds, and parts of the names of spans in configurations.
+HALF, LONGEST_SPAN, MOST_LOGITS, SECONDS = 150, 2048, 2**28, 120
+SPANS = ("window", "span", "delay", "chunk")
 
 
 @dataclass(frozen=True)
@@ -239,33 +237,30 @@ def _longer_half(model: PreTrainedModel) -> int:
 def check_state(model: PreTrainedModel, allowed: float | None = None) -> list[Finding]:
     """Try every law on `model`, in evaluation mode and without dropout; the model is left as it was.
 
-    Each is tried on 24 tokens (or a segment and 12). What holds is tried again on a text of two halves of two segments
-    each, or of 150 tokens, or 12 more than the longest window, span, delay or chunk of the configuration, those above
-    2,048 left out; less where the model has no positions for that or its logits would take a gigabyte. After two
-    minutes nothing is tried again: `Finding.tokens` says how far each law was tried.
+    Each is tried on 24 tokens (or a segment and 12). What holds is tried again, in the first two minutes, on halves of
+    two segments, or of 150 tokens, or 12 more than the longest window, span, delay or chunk of up to 2,048 that the
+    configuration has; shorter ones where positions end or logits would take a gigabyte.
 
     `allowed` is the largest difference of a logit, in units of the largest logit: by default 1e-4, in float64 1e-9.
     """
     if allowed is None:
         allowed = 1e-9 if model.dtype == torch.float64 else 1e-4
     findings, began, half = [], time.perf_counter(), _longer_half(model)
-    with evaluating(model):
-        for law in LAWS:
-            finding = _finding(law, Subject(model), allowed)
-            if finding.holds and half and time.perf_counter() - began < SECONDS:
-                longer = _finding(law, Subject(model, half), allowed)
-                worst = max(finding.error or 0.0, longer.error or 0.0)
-                finding = replace(longer, error=worst) if longer.holds else longer
+    with evaluating(model), torch.no_grad():
+        subjects = [Subject(model), *([Subject(model, half)] if half else [])]
+        for law, difference in LAWS.items():
+            finding = Finding(law, 0.0, allowed)
+            for subject in subjects:
+                if subject is subjects[0] or (finding.holds and time.perf_counter() - began < SECONDS):
+                    finding = _tried(finding, difference, subject)
             findings.append(finding)
     return findings
 
 
-def _finding(law: str, subject: Subject, allowed: float) -> Finding:
-    tokens = subject.ids.shape[1]
+def _tried(before: Finding, difference: Callable[[Subject], float], subject: Subject) -> Finding:
+    finding, error = replace(before, tokens=subject.ids.shape[1]), before.error or 0.0
     try:
-        with torch.no_grad():
-            return Finding(law, LAWS[law](subject), allowed, tokens=tokens)
-    except LookupError as reason:
-        return Finding(law, None, allowed, f"not tried: {first_line(reason)}", tokens)
-    except Exception as error:  # a model of anybody's: what it raises is what is to be known
-        return Finding(law, None, allowed, f"{type(error).__name__}: {first_line(error)}", tokens)
+        return replace(finding, error=max(difference(subject), error))
+    except Exception as reason:  # a model of anybody's: what it raises is what is to be known
+        kind = "not tried" if isinstance(reason, LookupError) else type(reason).__name__
+        return replace(finding, error=None, note=f"{kind}: {first_line(reason)}")

@@ -132,8 +132,7 @@ class StagedQuestions(StagedData):
     """Questions about contexts of as many tokens as the task gives a few segments.
 
     With `data.early_questions` they are asked of the memory after every segment too. The score is the share of right
-    answers, but for a thousandth: exp(-loss). It is a mean over contexts, as scores of tests are: each counts once,
-    however many questions it has, since questions about one are not independent.
+    answers, but for a thousandth: exp(-loss). Contexts count once each, as in tests: questions about one depend.
     """
 
     task: QuestionTask
@@ -185,10 +184,7 @@ class StagedQuestions(StagedData):
             yield loss + charged if penalties else loss
 
     def predictions(self, model: nn.Module, stage: Stage) -> dict[str, float]:
-        """The mean over contexts of the share of right answers, and the loss.
-
-        That of a batch is per token of its answers, and counts with its contexts.
-        """
+        """Means over contexts: the share of right answers, and a batch's loss, which is per token of its answers."""
         training, losses, shares = self.recipe.training, 0.0, 0.0
         for first in range(0, training.evaluate_sequences, training.batch_size):
             count = min(training.batch_size, training.evaluate_sequences - first)

@@ -252,29 +252,25 @@ def test_an_empty_text_is_named_with_its_folder(call, folder, tmp_path):
 
 
 @pytest.mark.parametrize("planted", [(), ("--plant", "A king.")])
-def test_an_empty_file_among_others_is_left_out_and_named(call, folder, tmp_path, monkeypatch, planted):
+def test_an_empty_file_of_a_folder_is_left_out_and_named(call, folder, tmp_path, monkeypatch, planted):
     """As one document, as several, by `memorize` and by `/read`: the rest is read, and the exit status says so."""
-    (tmp_path / "texts").mkdir()
-    for name, text in (("a", "A king."), ("b", ""), ("c", "\ufeff"), ("d", "A queen.")):
-        (tmp_path / "texts" / f"{name}.txt").write_text(text, encoding="utf-8")
-    monkeypatch.setattr("sys.stdin", io.StringIO(f"/read {tmp_path / 'texts'}\n"))
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for name, text in (("a", "A king."), ("b", ""), ("c", "A queen.")):
+        (texts / f"{name}.txt").write_text(text)
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"/read {texts}\n"))
     commands = {
-        "ask: --text": ("ask", folder, "Who", "--text", tmp_path / "texts", *planted, "--max-new-tokens", 1),
-        "memorize: FILE": ("memorize", folder, tmp_path / "texts", "--out", tmp_path / "memory"),
-        "chat: /read": ("chat", folder),
+        "25 tokens" if planted else "15 tokens": ("ask", folder, "Who", "--text", texts, *planted),
+        "15 tokens in 2 documents": ("memorize", folder, texts, "--out", tmp_path / "memory"),
+        "c.txt: 8 bytes": ("chat", folder),
     }
-    for where, command in commands.items():
+    for read, command in commands.items():
         status, out, err = call(*command)
         assert status == 0, err
-        assert [line for line in err.splitlines() if "must hold text" in line] == [
-            f"{where} must hold text; got {str(tmp_path / 'texts' / name)!r}, which is empty. It is left out."
-            for name in ("b.txt", "c.txt")
-        ]
-        read = {"ask": "25 tokens" if planted else "15 tokens", "memorize": "15 tokens", "chat": "d.txt: 8 bytes"}
-        assert read[where.partition(":")[0]] in out + err
-    assert Memory().load(tmp_path / "memory").names == ["a.txt", "d.txt"]
-    for name in "ad":
-        (tmp_path / "texts" / f"{name}.txt").write_text("")
-    for command in ("ask", folder, "Who", "--text", tmp_path / "texts"), (*commands["memorize: FILE"], "--overwrite"):
-        status, out, err = call(*command)
-        assert (status, out, err.count("must hold text")) == (2, "", 1), err
+        assert read in out + err
+        assert err.count(f"data source {str(texts)!r}: left out, as empty: b.txt\n") == 1
+    assert Memory().load(tmp_path / "memory").names == ["a.txt", "c.txt"]
+    for name in "ac":
+        (texts / f"{name}.txt").write_text("")
+    status, out, err = call("ask", folder, "Who", "--text", texts)
+    assert (status, out, err.count("must hold text")) == (2, "", 1), err

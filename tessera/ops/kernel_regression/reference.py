@@ -16,9 +16,9 @@ BLOCK = 1 << 16  # numbers
 def run(call: Call) -> Tensor:
     """`y_T = sum_i w_i v_i` over the visible pairs; O(T N) memory and time."""
     with without_autocast(call.value):
-        if not _is_narrow_row(call):
-            return weights(call) @ call.value
         blocks = _blocks(call, call.value)
+        if blocks[0] is call.value:
+            return weights(call) @ call.value
         parts = zip(weights(call).split(max(1, blocks[0].shape[2]), -1), blocks)
         return sum((part.float() @ block.float() for part, block in parts), call.zeros().float()).to(call.value.dtype)
 
@@ -38,29 +38,21 @@ def scores(call: Call) -> Tensor:
     A score of 50 rounded to bfloat16 is off by an eighth, and so is its weight.
     """
     with without_autocast(call.query):
-        if call.query.dtype in NARROW:
-            query = call.query.float()
-            similarities = torch.cat([query @ block.float().mT for block in _blocks(call, call.key)], -1)
-        else:
-            similarities = call.query @ call.key.mT
-    scaled = call.per_query(call.slope) * similarities
+        query = call.query.float() if call.query.dtype in NARROW else call.query
+        parts = [query @ block.to(query.dtype).mT for block in _blocks(call, call.key)]
+    scaled = call.per_query(call.slope) * (parts[0] if len(parts) == 1 else torch.cat(parts, -1))
     return scaled if call.intercept is None else scaled + call.per_query(call.intercept)
 
 
-def _is_narrow_row(call: Call) -> bool:
-    """Whether one query reads narrow pairs on a CPU."""
-    is_one = not is_exporting() and not torch.compiler.is_compiling() and call.query.shape[2] == 1
-    return is_one and call.value.dtype in NARROW and device_type(call.value) == "cpu"
-
-
-def _blocks(call: Call, of_pairs: Tensor) -> Sequence[Tensor]:
-    """Keys or values (B, H, N, W), of a narrow row in blocks of which a float32 copy stays in the cache.
+def _blocks(call: Call, pairs: Tensor) -> Sequence[Tensor]:
+    """Keys or values (B, H, N, W); narrow ones of a query on a CPU in blocks of which a float32 copy fits the cache.
 
     A copy of all is ten times as slow, and so is PyTorch's product of a row with a narrow matrix.
     """
-    if not _is_narrow_row(call):
-        return (of_pairs,)
-    return of_pairs.split(max(1, BLOCK // max(1, of_pairs[:, :, :1].numel())), 2)
+    is_one = not is_exporting() and not torch.compiler.is_compiling() and call.query.shape[2] == 1
+    if not is_one or pairs.dtype not in NARROW or device_type(pairs) != "cpu":
+        return (pairs,)
+    return pairs.split(max(1, BLOCK // max(1, pairs[:, :, :1].numel())), 2)
 
 
 def unsupported_reason(call: Call) -> str | None:

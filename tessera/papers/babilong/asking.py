@@ -1,6 +1,5 @@
 """What `tessera ask` does with BABILong: facts planted in a text, and scored samples."""
 
-import logging
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -18,7 +17,7 @@ from tessera.data.encoding import PIECE
 from tessera.data.text_files import text_of_files
 from tessera.generation.sampling import Sampling
 from tessera.memory_files.answering import answer, answers_questions
-from tessera.memory_files.document import empty_left_out, text_of_document
+from tessera.memory_files.document import text_of_document
 from tessera.memory_files.memory import Memory
 from tessera.models.recurrence import SegmentedForCausalLM
 from tessera.papers.babilong import benchmark
@@ -28,7 +27,6 @@ from tessera.papers.babilong.stories import generate
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-log = logging.getLogger(__name__)
 SHOT_FACTS = 8  # at most, of the stories that stand before a sample
 # Also of Chinese and Japanese sentences, which have no white space behind them.
 ANY_SENTENCE_END = re.compile(rf"{SENTENCE_END.pattern}|[。！？]+[”’）」』]*\s*")
@@ -177,22 +175,12 @@ def read_planted(
     options: dict[str, Any] = {"progress": sys.stderr.isatty(), "precision": "auto"}
     names = ", ".join(path.name for path in paths)
     places: list[float] = []
-
-    def text_or_warning(path: Path, piece_bytes: int) -> Iterator[str]:
-        is_empty = len(paths) > 1
-        for text in text_of_document(path, piece_bytes):
-            is_empty = is_empty and not text
-            yield text
-        if is_empty:
-            log.warning(f"{where} must hold text; got {str(path)!r}, which is empty. It is left out.")
-
     if memory.is_of_pairs and not facts:
-        with empty_left_out(len(paths)) as call:
-            for path in paths:
-                call(memory.read, path, where=where, **options)
+        for path in paths:
+            memory.read(path, where=where, **options)
     else:
         size = sum(len(text.encode()) for text in text_of_files(paths, read=text_of_document)) if facts else 0
-        text = PlantedText(text_of_files(paths, PIECE, text_or_warning), size, facts, seed)
+        text = PlantedText(text_of_files(paths, PIECE, text_of_document), size, facts, seed)
         memory.read(text, names, where=where, **options)
         places = text.places
         for fact, place in zip(facts, places):
