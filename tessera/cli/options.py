@@ -176,10 +176,12 @@ def refuse_options(arguments: argparse.Namespace, where: str, names: Iterable[st
 
 def measured_model(folder: str, arguments: argparse.Namespace) -> tuple[Any, bool | None]:
     """A model of `add_measured_models`; whether long-term memories take part (None: it has no such thing)."""
+    from tessera.models.causality import expect_next_token
     from tessera.models.saving.loading import load_model
 
     enabled = not arguments.without_long_term_memory
     model = load_model(folder, long_term_memory=enabled)
+    expect_next_token(model, f"model {folder}")
     return model, getattr(model.config, "long_term_memory", None) and enabled
 
 

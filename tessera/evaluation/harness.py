@@ -25,6 +25,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simpl
 from tessera.base.errors import TesseraError, did_you_mean, expect
 from tessera.evaluation.continuations import Request, continuation_likelihoods
 from tessera.evaluation.provenance import provenance
+from tessera.models.causality import expect_next_token
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.models.sizes import num_parameters
 from tessera.models.transformer import context_limit
@@ -75,6 +76,7 @@ class TesseraLM(HFLM):
         has_device = device is None or _is_there(device)
         expect(has_device, WHERE, "device", "be one of this machine, such as cpu", repr(device))
         model = load_model(str(pretrained), long_term_memory=SWITCHES[long_term_memory])
+        expect_next_token(model, WHERE)
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         longest = context_limit(model.config)
@@ -105,7 +107,9 @@ class TesseraLM(HFLM):
         expect(largest <= size, WHERE, "the tokenizer", f"fit the model (vocab_size {size})", f"{largest} tokens")
 
         if self.model.can_generate():  # else rows go on behind the end token as long as others of their batch do
-            self.model.generation_config.eos_token_id = self.eot_token_id
+            own = self.model.generation_config.eos_token_id
+            ends = {self.eot_token_id, *(own if isinstance(own, list) else [own])} - {None}
+            self.model.generation_config.eos_token_id = sorted(ends)
 
     @classmethod
     def create_from_arg_string(cls, arg_string: str, additional_config: dict[str, Any] | None = None) -> "TesseraLM":

@@ -11,6 +11,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from tessera.base.errors import TesseraError
+from tessera.base.precision import without_autocast
 from tessera.models.attention import ATTENTION_KERNELS
 
 NAME = "tessera_intercepted"
@@ -46,12 +47,14 @@ def intercepted_attention(model: PreTrainedModel, interceptor: AttentionIntercep
 def is_exchangeable(model: PreTrainedModel) -> bool:
     """Does the model compute its attention by transformers' `AttentionInterface`, and so that `_attend` does the same?
 
-    Not with one of our kernels, with soft-capped scores (Gemma 2) or with sinks, for which there is no SDPA (GPT-OSS).
+    Not with one of our kernels, soft-capped scores (Gemma 2), sinks, for which there is no SDPA (GPT-OSS), keys
+    that are chosen for each query (DeepSeek V3.2) or a position bias (Inkling).
     """
     config = model.config.get_text_config()
     is_softmax = config._attn_implementation not in ATTENTION_KERNELS
-    has_caps = getattr(config, "attn_logit_softcapping", None) is not None
-    return model._can_set_attn_implementation() and model._supports_sdpa and is_softmax and not has_caps
+    special = ("attn_logit_softcapping", "index_topk", "index_topk_blocks", "rel_extent")
+    is_plain = all(getattr(config, name, None) is None for name in special)
+    return model._can_set_attn_implementation() and model._supports_sdpa and is_softmax and is_plain
 
 
 @contextmanager
@@ -98,7 +101,8 @@ def _attend(
 
 def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, scale: float, positions: Tensor) -> Tensor:
     """Weights (B, H, Q, N) of the queries at `positions` (integers (Q,), among the T of this call)."""
-    scores = scale * (query[:, :, positions] @ key.transpose(-1, -2)).float()
+    with without_autocast(query):  # in bfloat16 a large score is off by more than its weight
+        scores = scale * (query[:, :, positions].float() @ key.float().mT)
     return (scores + _bias(query, key, mask, positions)).softmax(-1)
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+from transformers import MODEL_MAPPING, AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
 from tessera.base.arguments import explains_mistakes
@@ -41,7 +41,9 @@ from tessera.ops.kernel_regression import Window, kernel_regression
 
 STRUCTURE = "_tessera_structure"  # attribute of a mask: the `_Structure` that says the same
 # What transformers hands to an attention function and none of the kernels has a meaning for.
-REFUSED = {"softcap": "soft-capping of scores", "s_aux": "attention sinks", "position_bias": "a position bias"}
+REFUSED = {"softcap": "soft-capping of scores", "position_bias": "a position bias"}
+REFUSED |= dict.fromkeys(("s_aux", "sinks"), "attention sinks")
+REFUSED |= dict.fromkeys(("indices", "block_indices"), "a choice of keys for each query")
 
 
 ENTMAX = "tessera_entmax"
@@ -146,7 +148,14 @@ def attention_mask(*arguments: Any, local_size: int | None = None, **options: An
 
     A mask that is a causal window over documents (packed texts, padding on either side) is recognised by comparing
     the two, so that long texts need no scores of all pairs.
+    Raises `TesseraError`: a model with an attention of its own, which would be softmax, and without this mask.
     """
+    config: Any = options.get("config")
+    model: Any = None if torch.compiler.is_compiling() else MODEL_MAPPING.get(type(config), None)
+    if hasattr(model, "_can_set_attn_implementation"):  # a class, or several
+        needed, name = "take its attention from transformers' AttentionInterface", config._attn_implementation
+        expect(model._can_set_attn_implementation(), name, "the model", needed, model.__name__)
+        options["allow_is_causal_skip"] = model._supports_sdpa and options.get("allow_is_causal_skip", True)
     mask = sdpa_mask(*arguments, local_size=local_size, **options)
     if mask is not None and not torch.compiler.is_compiling():
         setattr(mask, STRUCTURE, _structure(mask, local_size))

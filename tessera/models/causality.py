@@ -40,6 +40,24 @@ def expect_causal(model: PreTrainedModel, where: str) -> None:
     expect(is_causal, where, "the model", "see no later token when it predicts one", f"{kind}, which does", advice)
 
 
+@torch.no_grad()
+def expect_next_token(model: PreTrainedModel, where: str, trains: bool = False) -> None:
+    """`expect_causal` by two readings; with `trains`, that its own loss is of the next token (BART's is of the one read)."""
+    if not can_be_tried(model):
+        return
+    ids = trial_tokens(model)
+    labels, changed = ids.clone(), ids.clone()
+    labels[:, 0], changed[:, -1] = -100, ids[:, 0]  # which nothing predicts; which nothing sees
+    needed = "have a loss of the next token" if trains else "see no later token when it predicts one"
+    with evaluating(model):
+        if trains:
+            first, second = (model(ids, labels=each, use_cache=False).loss for each in (ids, labels))
+        else:
+            first, second = (model(each, use_cache=False).logits[:, :-1].float() for each in (ids, changed))
+    differ = (first - second).abs().max() > 1e-5 * first.abs().max()  # more than rounding; not where it is NaN
+    expect(not bool(differ), where, "the model", needed, type(model).__name__)
+
+
 def can_be_tried(model: PreTrainedModel) -> bool:
     """Whether all parameters hold numbers."""
     return not any(parameter.is_meta or isinstance(parameter, FakeTensor) for parameter in model.parameters())

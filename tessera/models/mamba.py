@@ -53,7 +53,8 @@ class ScanMixer(MambaMixer):
         x = self.act(convolved).transpose(1, 2)
         sizes = [self.time_step_rank, self.ssm_state_size, self.ssm_state_size]
         low_rank_step, write, read = self.x_proj(x).split(sizes, dim=-1)
-        inputs = x, softplus(self.dt_proj(low_rank_step)), -self.A_log.exp(), write, read
+        wide = torch.promote_types(self.A_log.dtype, torch.float32)  # that of the states: a slow decay rounds to none
+        inputs = x, softplus(self.dt_proj(low_rank_step)), -self.A_log.to(wide).exp(), write, read
         if goes_on:
             y, layer.recurrent_states[0] = _scan_behind(layer.recurrent_states[0].to(x.device), *inputs)
         else:
@@ -86,12 +87,13 @@ def _scan_behind(
     state: Tensor, x: Tensor, step: Tensor, rate: Tensor, write: Tensor, read: Tensor
 ) -> tuple[Tensor, Tensor]:
     """`selective_scan` with h_0 = `state` (B, D, N): its answers and the last state, a step at a time."""
-    answers = []
+    answers, kind = [], x.dtype
+    x, step, write, read = x.to(rate), step.to(rate), write.to(rate), read.to(rate)
     for t in range(x.shape[1]):
         written = (step[:, t] * x[:, t])[..., None] * write[:, t, None]
         state = (step[:, t, :, None] * rate).exp() * state + written
         answers.append((state * read[:, t, None]).sum(-1))
-    return torch.stack(answers, 1).to(x.dtype), state
+    return torch.stack(answers, 1).to(kind), state
 
 
 def use_selective_scan(model: nn.Module) -> nn.Module:

@@ -7,7 +7,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tessera.base.errors import TesseraError
 from tessera.models.adjusting import adjusted_config
-from tessera.models.causality import expect_causal
+from tessera.models.causality import expect_causal, expect_next_token
 from tessera.models.recurrence import SegmentedForCausalLM
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.recipes.model_section import base_folder, build_model, config_for
@@ -29,6 +29,7 @@ def starting_model(
             _expect_same_tokens(key, folder, tokenizer)
     model = load_model(start, config) if start else build_model(config, recipe.seed, base)
     expect_causal(model, f"model.type {recipe.model['type']}")
+    expect_next_token(model, f"model.type {recipe.model['type']}", trains=True)
     follow_recipe(model, recipe)
     for number, stage in enumerate(recipe.training.curriculum):
         config = adjusted_config(config, stage.model, f"training.curriculum[{number}].model")

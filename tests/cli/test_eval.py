@@ -207,6 +207,17 @@ def test_a_model_of_no_number_is_said(refused, run_folder, tmp_path):
     refused("weights must be finite", "eval", tmp_path, "--sequences", 1)
 
 
+def test_a_model_that_sees_what_it_predicts_is_refused(refused, run_folder, corpus, tmp_path):
+    """A BERT that is no decoder: its loss on any text is near 0 once it has learned to copy."""
+    from transformers import BertConfig, BertLMHeadModel
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    BertLMHeadModel(BertConfig(vocab_size=258, **sizes, max_position_embeddings=32)).save_pretrained(tmp_path)
+    load_tokenizer(run_folder).save_pretrained(tmp_path)
+    text = ("--data", corpus, "--context", 16)
+    refused("must see no later token when it predicts one; got BertLMHeadModel", "eval", tmp_path, *text)
+
+
 def test_options_of_tasks_are_refused_elsewhere(refused, run_folder):
     for option in ("--examples", "--seed"):
         refused(f"{option} must be left out", "eval", run_folder, option, 3)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, MistralConfig
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, MistralConfig
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 import tessera
@@ -129,6 +129,45 @@ def test_windows_and_caps_of_attention_are_seen(config, implementation):
     assert recalls[0].num_pairs.tolist() == [4, 4]
     expected = cross_entropy(output.logits[0, :-1], IDS[0, 1:], reduction="none")
     torch.testing.assert_close(losses[1:], expected)
+
+
+SPARSE = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+SPARSE |= {"intermediate_size": 16, "index_topk": 3, "index_n_heads": 2, "index_head_dim": 8}
+SPARSE |= {"q_lora_rank": 8, "kv_lora_rank": 8}
+SPARSE |= {"qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4, "first_k_dense_replace": 2}
+SPARSE |= {"num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v32", "glm_moe_dsa"])
+def test_keys_that_a_model_chooses_for_each_query_are_the_ones_that_are_seen(kind):
+    if kind not in CONFIG_MAPPING:
+        pytest.skip("this transformers has no such model")
+    model = build(CONFIG_MAPPING[kind](**SPARSE))
+    model.set_attn_implementation("eager")
+    recalls = recall_weights(model, IDS, queries=[1, 19])
+    attentions = model(IDS, output_attentions=True).attentions
+    for recall, attention in zip(recalls, attentions, strict=True):
+        torch.testing.assert_close(recall.weights, attention[0][:, [1, 19]], rtol=0, atol=1e-5)
+        assert recall.num_pairs.tolist() == [2, 3]
+    with pytest.raises(TesseraError, match="but no head or pair left out"):
+        loss_of(model, IDS, Removal(find_sites(model)[0], head=0))
+
+
+@pytest.mark.parametrize("is_autocast", [False, True])
+def test_weights_of_a_bfloat16_model_are_those_of_its_queries_and_keys(is_autocast):
+    """A large score that is rounded to bfloat16 is off by more than its weight."""
+    model, seen = build(GPT2Config(vocab_size=30, n_embd=16, n_layer=1, n_head=2, n_positions=32)), []
+    with torch.no_grad():
+        model.transformer.h[0].attn.c_attn.weight[:, :32] *= 60
+    model = model if is_autocast else model.bfloat16()
+    model.transformer.h[0].attn.c_attn.register_forward_hook(lambda module, args, output: seen.append(output))
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_autocast):
+        (recall,) = (one for one in recall_weights(model, IDS, queries=range(20)) if one.site.kind == "attention")
+    assert seen[-1].dtype == torch.bfloat16
+    query, key, _ = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in seen[-1].double().split(16, -1))
+    scores = (8**-0.5 * query @ key.mT)[0].masked_fill(torch.ones(20, 20).triu(1).bool(), -torch.inf)
+    assert scores.amax() > 50
+    torch.testing.assert_close(recall.weights.double(), scores.softmax(-1), rtol=0, atol=1e-4)
 
 
 def test_a_head_is_not_left_out_of_attention_that_would_be_another():

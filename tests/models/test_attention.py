@@ -1,16 +1,21 @@
 """The kernels as attention of models of transformers, against attention that is written out."""
 
+import copy
+
 import pytest
 import torch
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
     AutoModelForCausalLM,
+    BigBirdPegasusConfig,
+    BloomConfig,
     Gemma3TextConfig,
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
     Qwen3Config,
+    XGLMConfig,
 )
 from transformers.masking_utils import eager_mask
 
@@ -28,6 +33,7 @@ CONFIGURATIONS = {
     "qwen3": Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=8),
     "gemma3": Gemma3TextConfig(**SIZES, num_key_value_heads=2, head_dim=8, sliding_window=5),
 }
+XGLM = XGLMConfig(vocab_size=50, d_model=16, ffn_dim=16, num_layers=1, attention_heads=2)
 ORACLES = {
     "tessera_gaussian": lambda scores: scores.softmax(-1),
     "tessera_sparsemax": sparsemax,
@@ -207,13 +213,36 @@ def test_generation_is_that_of_the_written_out_model():
     assert torch.equal(model.generate(ids(), **options), oracle.generate(ids(), **options))
 
 
-@pytest.mark.parametrize(("option", "what"), [("softcap", "soft-capping"), ("s_aux", "sinks")])
+@pytest.mark.parametrize(
+    ("option", "what"),
+    [("softcap", "soft-capping"), ("s_aux", "sinks"), ("sinks", "sinks"), ("indices", "keys for each query")],
+)
 def test_what_kernels_cannot_do_is_refused_by_name(option, what):
     model = make("llama", "tessera_biweight", "")
     layer, x = model.model.layers[0].self_attn, torch.randn(1, 4, 3, 4).double()
     attend = AttentionInterface()["tessera_biweight"]
     with pytest.raises(TesseraError, match=what):
         attend(layer, x, x[:, :2], x[:, :2], None, **{option: torch.ones(1)})
+
+
+@pytest.mark.parametrize("config", [BloomConfig(vocab_size=50, hidden_size=16, n_head=2, n_layer=1), XGLM])
+def test_a_model_with_an_attention_of_its_own_is_refused(config):
+    """It would go on with softmax, and without a mask see the future."""
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="tessera_biweight")
+    with pytest.raises(TesseraError, match="tessera_biweight: the model must take its attention from transformers'"):
+        model(ids())
+
+
+def test_an_attention_that_does_not_say_that_it_is_causal_is_so():
+    """BigBird-Pegasus relies on its mask, which is there for attentions that transformers knows."""
+    config = BigBirdPegasusConfig(
+        vocab_size=50, d_model=16, decoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=16, encoder_layers=1
+    )
+    kernel = AutoModelForCausalLM.from_config(config, attn_implementation="tessera_gaussian").double().eval()
+    softmax = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager").double().eval()
+    softmax.load_state_dict(kernel.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(kernel(ids()).logits, softmax(ids()).logits, rtol=0, atol=1e-9)
 
 
 def test_an_alpha_that_is_no_kernel_is_refused():

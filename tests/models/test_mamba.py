@@ -102,6 +102,28 @@ def test_a_state_goes_on_by_any_number_of_tokens(pair, ids, training):
     torch.testing.assert_close(torch.cat(rest, 1), expected, rtol=0, atol=2e-6)  # states are float32 there
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("parts", [[600], [200, 400]])
+def test_states_of_a_bfloat16_model_are_float32(parts):
+    """A decay of 0.999 rounds to 1 there, and a sum over hundreds of steps grows no further."""
+    torch.manual_seed(0)
+    model = MambaForCausalLM(MambaConfig(**CONFIG.to_dict() | {"time_step_min": 0.001, "time_step_max": 0.01}))
+    for layer in model.backbone.layers:
+        layer.mixer.D.zero_()
+        for weight in (layer.mixer.in_proj.weight, layer.mixer.x_proj.weight):
+            weight.copy_(torch.randn_like(weight).abs())
+        layer.mixer.x_proj.weight[: layer.mixer.time_step_rank] *= 0.01
+    model = use_selective_scan(model.bfloat16().eval())
+    ids = torch.randint(1, 30, (1, 600), generator=torch.Generator().manual_seed(0))
+    expected, state, read = copy.deepcopy(model).double()(ids, use_cache=False).logits, None, []
+    for part in ids.split(parts, 1):
+        output = model(part, cache_params=state, use_cache=len(parts) > 1)
+        state = output.cache_params
+        read.append(output.logits.double())
+    error = (torch.cat(read, 1) - expected)[:, 300:].norm() / expected[:, 300:].norm()
+    assert error < 0.02  # that of weights and products in eight bits
+
+
 def test_gradients_under_autocast_are_near_those_without(pair, ids):
     model, results = pair[1].float(), []
     for enabled in (False, True):

@@ -58,6 +58,13 @@ def test_a_model_that_does_not_know_documents_is_refused(go):
         go("model={type: transformer, hidden_size: 16, num_heads: 2, num_layers: 1}", "data.document_ids=true")
 
 
+def test_a_decoder_whose_loss_is_of_the_token_that_it_reads_is_refused(go):
+    """BART's labels are those of its encoder's pairs, shifted already: with a text's own it would learn to copy."""
+    sizes = "d_model: 16, decoder_layers: 1, decoder_attention_heads: 2, decoder_ffn_dim: 16"
+    with pytest.raises(TesseraError, match="model.type bart: the model must have a loss of the next token; got Bart"):
+        go(f"model={{type: bart, {sizes}, encoder_layers: 1, encoder_attention_heads: 2, encoder_ffn_dim: 16}}")
+
+
 @pytest.mark.parametrize("content", [b"", b"\n \n"])
 def test_an_empty_corpus_is_named(go, tmp_path, content):
     (tmp_path / "empty.txt").write_bytes(content)
