@@ -42,7 +42,7 @@ def expect_causal(model: PreTrainedModel, where: str) -> None:
 
 @torch.no_grad()
 def expect_next_token(model: PreTrainedModel, where: str, trains: bool = False) -> None:
-    """`expect_causal` by two readings; with `trains`, that its loss is of the next token (BART's is of the one read)."""
+    """`expect_causal` by two readings; with `trains`, that its loss is of the next token (BART: of the one read)."""
     if not can_be_tried(model):
         return
     ids = trial_tokens(model)
