@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tessera.base.errors import TesseraError
 from tessera.training.distributed import shard
 from tests.models.contract import CASES, tokens
 
@@ -39,3 +40,24 @@ def test_rows_of_different_lengths_and_few_labels(name, training):
             shard(model)
         results.append(gradients(model, input_ids=ids, attention_mask=mask, labels=labels))
     torch.testing.assert_close(*results)
+
+
+def test_fewer_segments_than_another_process_are_refused(monkeypatch):
+    """Each call of a sharded base waits for all processes: with fewer calls on one, it would never end."""
+    model = CASES["armt around memory_mosaic"].build()
+    ids = tokens()
+    calls = -(-ids.shape[1] // model.config.segment_size)
+    reduced = dist.all_reduce
+
+    def beside(counts, operation, group):
+        reduced(counts, operation, group)
+        torch.maximum(counts, torch.tensor([other, -other]), out=counts)
+
+    monkeypatch.setattr(dist, "all_reduce", beside)
+    other = calls + 1
+    model(ids)  # nothing is sharded
+    shard(model)
+    with pytest.raises(TesseraError, match=f"as many segments on every process; got {calls} to {other}"):
+        model(ids)
+    other = calls
+    assert model(ids).logits.shape[:2] == ids.shape

@@ -6,7 +6,9 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.activations import GELUTanh, NewGELUActivation
 from transformers.modeling_outputs import BaseModelOutput
@@ -87,6 +89,21 @@ def expect_positions(base: PreTrainedModel, segment: int, front: int, back: int,
     rows = needed if rows is None else rows
     fit = f"with its memory tokens fit into the base's {rows} positions"
     expect(needed <= rows, name, "segment_size", fit, f"{needed} positions", "Use shorter segments.")
+
+
+def expect_as_many_calls(base: PreTrainedModel, count: int) -> None:
+    """Refuse what would never end: a base that FSDP spreads over processes waits in each call for those of all."""
+    if torch.compiler.is_compiling() or not (dist.is_available() and dist.is_initialized()):
+        return
+    sharded = next((weight for weight in base.parameters() if isinstance(weight, DTensor)), None)
+    if sharded is None:
+        return
+    mesh = sharded.device_mesh
+    counts = torch.tensor([count, -count], device=mesh.device_type)
+    dist.all_reduce(counts, dist.ReduceOp.MAX, mesh.get_group(mesh.ndim - 1))
+    most, fewest = counts[0].item(), -counts[1].item()
+    needed, advice = "have as many segments on every process", "Fill rows up with tokens whose labels are -100."
+    expect(most == fewest, "forward under FSDP", "the longest row", needed, f"{fewest} to {most}", advice)
 
 
 def widen_positions(base: PreTrainedModel, front: int, back: int) -> None:

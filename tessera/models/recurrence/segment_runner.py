@@ -13,7 +13,7 @@ from transformers import initialization as init
 from tessera.base.errors import TesseraError, expect
 from tessera.base.state import State
 from tessera.models.forking import fitting
-from tessera.models.recurrence.base_model import position_table, skips_padding
+from tessera.models.recurrence.base_model import expect_as_many_calls, position_table, skips_padding
 from tessera.models.recurrence.cache import OpenSegment, SegmentCache, remembering
 from tessera.models.recurrence.collector import Collector, Seen, SegmentResult
 from tessera.models.recurrence.configuration import SegmentedConfig
@@ -179,7 +179,9 @@ class SegmentRunner:
             memories.parts = [(rows, open_.memory and open_.memory.recordable()) for rows, open_ in cache.groups]
         lengths = [(rows, open_.length) for rows, open_ in opened.items()]
         cut = (config.segment_size, config.segment_alignment, self.joins_rows, lengths, use_cache, extend_segment)
-        for spans in text.segments(*cut):
+        segments = list(text.segments(*cut))
+        expect_as_many_calls(self.base, sum(map(len, segments)))
+        for spans in segments:
             for span in spans:  # as a rule one
                 segment = self._segment(text, span, opened.pop(span.rows, None), collector)
                 # Of a row, gradients stop behind a segment that at least `backprop_segments` follow.
