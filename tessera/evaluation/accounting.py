@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from tessera.base.arguments import explain_all
 from tessera.base.errors import TesseraError
-from tessera.models.sizes import attention_shares, flops_per_sequence, flops_per_token, meta_model, num_parameters
+from tessera.models.sizes import attention_shares, cached_numbers, flops_per_sequence, flops_per_token, meta_model, num_parameters
 
 # First match wins; names of parameters in the transformers library.
 _PARTS = (
@@ -87,11 +87,9 @@ def parameters_by_part(model: nn.Module) -> dict[str, int]:
 
 
 def state_bytes_per_token(model: PreTrainedModel, dtype: torch.dtype) -> float:
-    """A key and a value per key-value head and layer; those of sliding windows do not grow with the context."""
+    """What all layers of attention keep of a token; those with sliding windows do not grow with the context."""
     config = model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * config.num_hidden_layers * attention_shares(config)[0] * heads * head_dim * dtype.itemsize
+    return config.num_hidden_layers * attention_shares(config)[0] * cached_numbers(config) * dtype.itemsize
 
 
 explain_all(globals(), ("account", "parameters_by_part", "training_flops_per_sequence", "state_bytes_per_token"))

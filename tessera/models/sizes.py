@@ -36,7 +36,8 @@ def flops_per_token(config: PreTrainedConfig, context: int, with_values: bool = 
     long-term memory) and 16.7 B (transformer) at context 256.
     """
     weights = multiplying_weights(meta_model(config))
-    return 2 * weights + (4 if with_values else 2) * _recall_width(config) * sum(pairs_per_query(config, context))
+    keys, values = recall_widths(config)
+    return 2 * weights + 2 * (keys + with_values * values) * sum(pairs_per_query(config, context))
 
 
 def flops_per_sequence(config: PreTrainedConfig, length: int) -> int:
@@ -46,16 +47,30 @@ def flops_per_sequence(config: PreTrainedConfig, length: int) -> int:
     """
     contexts = range(0, length, 1 + length // 100_000)
     pairs = sum(sum(pairs_per_query(config, context)) for context in contexts) * length // max(1, len(contexts))
-    return 2 * multiplying_weights(meta_model(config)) * length + 4 * _recall_width(config) * pairs
+    return 2 * multiplying_weights(meta_model(config)) * length + 2 * sum(recall_widths(config)) * pairs
 
 
-def _recall_width(config: PreTrainedConfig) -> int:
-    """The width of the keys of all heads of all layers; 0 without heads."""
+def recall_widths(config: PreTrainedConfig) -> tuple[int, int]:
+    """The width of the keys of all heads of all layers, and of their values; 0 without heads."""
     text = config.get_text_config()
     if not getattr(text, "num_attention_heads", None):
-        return 0
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return text.num_hidden_layers * text.num_attention_heads * head_dim
+        return 0, 0
+    heads = text.num_hidden_layers * text.num_attention_heads
+    if getattr(text, "kv_lora_rank", None):  # latent attention (DeepSeek): `head_dim` is that of the rotated part
+        return heads * (text.qk_nope_head_dim + text.qk_rope_head_dim), heads * text.v_head_dim
+    width = heads * (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
+    return width, width
+
+
+def cached_numbers(config: PreTrainedConfig) -> int:
+    """Numbers that a layer of attention keeps of a token: a key and a value per key-value head, or what both come of."""
+    text = config.get_text_config()
+    if getattr(text, "kv_lora_rank", None):
+        return text.kv_lora_rank + text.qk_rope_head_dim
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    if getattr(text, "multi_query", False) and not getattr(text, "new_decoder_architecture", False):  # Falcon
+        heads = 1
+    return 2 * heads * (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
 
 
 def multiplying_weights(model: PreTrainedModel) -> int:
@@ -63,9 +78,9 @@ def multiplying_weights(model: PreTrainedModel) -> int:
     tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     weights = {name: w for name, w in model.named_parameters() if w.dim() >= 2 and w not in tables}
     text = model.config.get_text_config()
-    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
     experts = next((number for name in names if (number := getattr(text, name, None))), 1)
-    used = min(experts, getattr(text, "num_experts_per_tok", None) or experts)
+    used = min(experts, getattr(text, "num_experts_per_tok", None) or getattr(text, "moe_topk", experts))
     matrices = sum(w.numel() * used // experts if ".experts." in name else w.numel() for name, w in weights.items())
     read_out = model.get_output_embeddings()
     is_tied = read_out is not None and read_out.weight in tables

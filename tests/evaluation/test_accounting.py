@@ -4,7 +4,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
+    AriaTextConfig,
     AutoModelForCausalLM,
+    DeepseekV3Config,
+    FalconConfig,
     Gemma2Config,
     JambaConfig,
     Lfm2Config,
@@ -36,7 +39,19 @@ def llama():
     return LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False)
 
 
+def falcon():
+    return FalconConfig(vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, multi_query=True)
+
+
+def deepseek():
+    """Latent attention: keys are 24 wide, of which 8 are rotated, and values 12; 24 numbers are cached of a token."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "first_k_dense_replace": 2}
+    widths = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12}
+    return DeepseekV3Config(**sizes, **widths, vocab_size=60, num_attention_heads=4, num_key_value_heads=4)
+
+
 CONFIGS = {**{name: lambda name=name: small(name) for name in POSITIONS}, "llama": llama}
+CONFIGS |= {"falcon": falcon, "deepseek": deepseek}
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -103,6 +118,9 @@ def test_what_windows_chunks_and_unused_experts_leave_out_costs_nothing():
     of_one = 3 * 32 * 48  # the weights of an expert
     more = 2 * 2 * (of_one + 8 * 32)  # of two layers: another expert for each token, and the router
     assert account(experts, LENGTH).flops_per_token == account(whole, LENGTH).flops_per_token + more
+    sizes |= {"intermediate_size": 16, "moe_num_shared_experts": 1, "pad_token_id": 0}
+    two, four = (account(AriaTextConfig(**sizes, moe_num_experts=4, moe_topk=used), LENGTH) for used in (2, 4))
+    assert four.flops_per_token - two.flops_per_token == 2 * 2 * 2 * (3 * 32 * 16)
 
 
 HYBRIDS = {  # of four layers, of which one is attention
