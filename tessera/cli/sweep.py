@@ -76,11 +76,11 @@ def _print(runs: list[dict[str, Any]]) -> None:
     groups = over_seeds(runs)
     if "seed" in runs[0]["values"] and len(groups) > 1:
         means = [mean_of(numbers) for _, numbers in groups]
-        finest = (max if are_questions else min)(mean.mean for mean in means)
-        lines = [(with_error(mean, ".4f"), str(mean.count), "best" * (mean.mean == finest)) for mean in means]
+        whole = [mean for mean in means if mean.count == max(each.count for each in means)]  # no seed diverged
+        finest = (max if are_questions else min)(whole, key=lambda mean: mean.mean)
+        lines = [(with_error(mean, ".4f"), str(mean.count), "best" * (mean is finest)) for mean in means]
         print("\nmean over seeds")
-        header = ("right" if are_questions else "nats/token", "seeds", "")
-        print_table(header, [_name(values) for values, _ in groups], lines)
+        print_table((columns[are_questions], "seeds", ""), [_name(values) for values, _ in groups], lines)
 
 
 def _name(values: dict[str, str]) -> str:

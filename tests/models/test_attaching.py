@@ -210,3 +210,7 @@ def test_smollm2_is_unpacked_on_demand_only(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     (folder / "model.safetensors").touch()
     assert smollm2.get() == folder  # there already
+    other = tmp_path / "other"
+    llama().save_pretrained(other)
+    with pytest.raises(TesseraError, match="--output must be new or hold smollm2; got .*, which holds another model"):
+        smollm2.get(other)

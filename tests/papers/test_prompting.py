@@ -168,6 +168,30 @@ def test_mistakes_are_one_line(options, words, capsys):
     assert error.count("\n") == 1
 
 
+FILES = [  # the file asked with, and what is said of it
+    ("goemotions", "train.tsv", "a\t²\tid\n", "line 1 must be text, labels below 2 and id"),
+    ("goemotions", "train.tsv", "a\t0\tid\n", "the examples of the class 'grief' (0)"),
+    ("squad", "dev.json", json.dumps(SQUAD).replace('"4"', '""'), "a question and its answers must be texts"),
+    ("hotpotqa", "dev.json", '[{"question": "Who?", "answer": null, "context": [["T", ["a"]]]}]', "must be texts"),
+]
+
+
+@pytest.mark.parametrize(("data", "name", "content", "words"), FILES)
+def test_files_that_would_end_in_a_traceback_or_in_wrong_scores_are_one_line(
+    data, name, content, words, folder, capsys
+):
+    """An answer without a letter stands in every output: it was a right one of any model."""
+    (folder / "labels.txt").write_text("joy grief")
+    (folder / "test.tsv").write_text("b\t0\tid\nc\t1\tid\n")
+    (folder / name).write_text(content, encoding="utf-8")
+    files = [str(folder / file) for file in ([name, "test.tsv"] if data == "goemotions" else [name])]
+    asked = ["--many-shot", data, "--shots", "1"] if data == "goemotions" else ["--documents", data, "--lengths", "400"]
+    assert main(["prompts", str(folder / "model"), *asked, "--files", *files]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+
+
 def short_model(folder, positions):
     """A transformer that has learned so many positions."""
     sizes = {"vocab_size": len(TOKENIZER), "hidden_size": 16, "num_layers": 1, "num_heads": 2}

@@ -91,6 +91,9 @@ def read_questions(kind: str, path: Path) -> QuestionFile:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise TesseraError(f"{path}: must be a file of {kind}; got {error!r}.") from None
     expect(bool(file.questions), str(path), "the file", "hold questions with answers", "none")
+    for question, answers, *_ in file.questions:  # an empty answer would stand in every output
+        is_text = isinstance(question, str) and all(isinstance(text, str) and text.strip() for text in answers)
+        expect(is_text, str(path), "a question and its answers", "be texts", repr((question, *answers))[:80])
     return file
 
 

@@ -59,17 +59,17 @@ def _goemotions(path: Path, text: str) -> list[Example]:
     """
     paths = [path.parent / name for name in ("labels.txt", "emotions.txt")]
     names = "".join(text_of_file(next((labels for labels in paths if labels.exists()), paths[0]))).split()
-    examples = []
+    numbered, examples = {str(number): name for number, name in enumerate(names)}, []
     for number, line in enumerate(text.removesuffix("\n").split("\n") if text else (), 1):
         fields = line.split("\t")
         if fields == ["text", "label", "id"]:
             continue
         labels = fields[1].split(",") if len(fields) == 3 else []
-        is_whole = bool(labels) and all(label.isdigit() and int(label) < len(names) for label in labels)
+        is_whole = bool(labels) and all(label in numbered for label in labels)
         needed = f"be text, labels below {len(names)} and id, separated by tabs"
         expect(is_whole, str(path), f"line {number}", needed, repr(line[:60]))
         if len(labels) == 1:
-            examples.append(Example(fields[0].strip(), names[int(labels[0])]))
+            examples.append(Example(fields[0].strip(), numbered[labels[0]]))
     return examples
 
 
@@ -159,7 +159,7 @@ def draw_episode(
     if distinct is None:
         chosen_queries = [random.choice(queries[random.choice(names)]) for _ in range(num_queries)]
         query_texts = {query.text for query in chosen_queries}
-        drawn = {name: _some(name, demonstrations[name], shots, query_texts, random) for name in names}
+        drawn = {name: _some(name, demonstrations.get(name, ()), shots, query_texts, random) for name in names}
     else:
         repeated = {name: _some(name, demonstrations[name], distinct, set(), random) for name in names}
         drawn = {name: [several[shot % distinct] for shot in range(shots)] for name, several in repeated.items()}
