@@ -16,7 +16,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from tessera.base.arguments import explain_all
 from tessera.base.errors import TesseraError
-from tessera.models.sizes import attention_shares, cached_numbers, flops_per_sequence, flops_per_token, meta_model, num_parameters
+from tessera.models.sizes import (
+    attention_shares,
+    cached_numbers,
+    flops_per_sequence,
+    flops_per_token,
+    meta_model,
+    num_parameters,
+)
 
 # First match wins; names of parameters in the transformers library.
 _PARTS = (

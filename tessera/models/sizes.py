@@ -63,7 +63,7 @@ def recall_widths(config: PreTrainedConfig) -> tuple[int, int]:
 
 
 def cached_numbers(config: PreTrainedConfig) -> int:
-    """Numbers that a layer of attention keeps of a token: a key and a value per key-value head, or what both come of."""
+    """Numbers that a layer of attention keeps of a token: key and value per key-value head, or what both come of."""
     text = config.get_text_config()
     if getattr(text, "kv_lora_rank", None):
         return text.kv_lora_rank + text.qk_rope_head_dim
