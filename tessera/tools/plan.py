@@ -204,4 +204,4 @@ def lines(planned: dict[str, Any]) -> Iterator[str]:
     yield f"at once           {planned['at_once']}, {planned['precision']}, nothing compiled"
     for name in ("flops_per_step", "tokens_per_step", "tokens_per_second", "days"):
         yield f"{name.replace('_', ' '):<18}{planned[name]:12.4g}"
-    yield "not counted: the driver's own memory (about 1 GB on a GPU), fragmentation, and validation"
+    yield "not counted in memory: the driver's own (about 1 GB on a GPU), fragmentation, and validation"

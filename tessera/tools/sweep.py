@@ -167,7 +167,7 @@ def grid(overrides: Sequence[str]) -> list[Point]:
         if key in choices:
             raise TesseraError(f"sweep: {key} must be given once; got it twice. List its values: {key}=A,B.")
         values = split(text)
-        if "" in values[1:] or len(set(values)) < len(values):
+        if "" in values[1:] or text.endswith(",") or len(set(values)) < len(values):
             raise TesseraError(f"sweep: {key} must list different values; got {text!r}.")
         choices[key] = values
     varying = [key for key, values in choices.items() if len(values) > 1]

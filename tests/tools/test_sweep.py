@@ -45,6 +45,7 @@ def test_folders_are_plain_names_and_differ_where_labels_do():
         (["=1"], "'=1' must be key=value"),
         (["seed=0,0"], "seed must list different values; got '0,0'"),
         (["seed=0,,1"], "seed must list different values"),
+        (["seed=0,"], "seed must list different values; got '0,'"),
         (["seed=0", "seed=1"], "seed must be given once"),
     ],
 )
