@@ -2,7 +2,7 @@
 
 Memory is counted on one step of the recipe's own model with tensors without values, so any machine plans for any other
 and nothing is allocated: 64 GPUs of 80 GB are planned for on a laptop. It takes seconds; ten billion parameters take
-minutes.
+a minute or two.
 For example: tessera plan mosaic-v2-large-4k --devices 64 --device-memory 80GB training.micro_batch_size=2
 """
 

@@ -40,6 +40,15 @@ RAISED = frozenset(
 READ = {"item": 1, "__int__": 1, "__index__": 1, "__bool__": True, "__float__": 1.0}  # numbers of tensors
 
 
+class _Tracker(MemTracker):
+    """PyTorch's, without the peak of each module: after every operation it would look at all modules."""
+
+    def _update_peak_stats(self, peak_state: Any) -> None:
+        modules, self.memory_tracking = self.memory_tracking, type(self.memory_tracking)()
+        super()._update_peak_stats(peak_state)
+        self.memory_tracking = modules
+
+
 def step_memory(recipe: Recipe, devices: int, precision: str, device_type: str = "cuda") -> dict[str, int]:
     """Bytes of a step of `recipe` on the first of `devices` processes, in `precision` ("bf16" or "fp32").
 
@@ -55,7 +64,7 @@ def step_memory(recipe: Recipe, devices: int, precision: str, device_type: str =
     is_sharded, is_gpu = recipe.training.shard and devices > 1, device_type == "cuda"
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with _mesh(devices) if is_sharded else nullcontext() as mesh, imagined(device_type), fake, _Rules(is_gpu):
-        tracker = MemTracker()
+        tracker = _Tracker()
         try:
             with tracker:
                 model = AutoModelForCausalLM.from_config(untrained_config(recipe), trust_remote_code=False).train()
