@@ -1,5 +1,6 @@
 """Runs side by side: what each trains, how far it has come and how good it is, whether it has ended or not."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,8 @@ def run_state(folder: Path) -> RunState:
     validations = [record for record in records if "validation_loss" in record]
     if validations:  # the losses of another stage are of other texts, and its best weights were trained on
         validations = [record for record in validations if record.get("stage") == validations[-1].get("stage")]
-    best = min(validations, key=lambda record: record["validation_loss"], default={})
+    finite = [record for record in validations if math.isfinite(record["validation_loss"])]
+    best = min(finite, key=lambda record: record["validation_loss"], default={})
     return RunState(
         folder=str(folder),
         parameters=_parameters(folder),
@@ -72,19 +74,23 @@ def run_state(folder: Path) -> RunState:
 
 def draw_runs(path: Path, folders: Sequence[Path]) -> None:
     """The training curves of all runs into the image file `path`. Raises `TesseraError` when none has a loss yet."""
-    runs = dict(zip(run_names(folders), map(_records, folders)))
+    runs = {
+        name: [{key: value for key, value in record.items() if math.isfinite(value)} for record in _records(folder)]
+        for name, folder in zip(run_names(folders), folders)
+    }
     has_losses = any(record.keys() & {"loss", "validation_loss"} for records in runs.values() for record in records)
     expect(has_losses, "compare", "--plot", "have a run with losses to draw", "none", "Wait for the first step.")
     training_curves(path, runs)
 
 
 def _records(folder: Path) -> list[dict[str, Any]]:
-    """The numbers of a run's metrics, a line at a time; a value that was not finite is left out."""
+    """The numbers of a run's metrics, a line at a time; NaN where a value was not finite."""
     if not is_run(folder):
         what = "other files" if folder.is_dir() else "no such folder"
         raise TesseraError(f"compare: {folder} must be the folder of a run, as tessera train writes it; got {what}.")
     records = MetricsFile(folder / METRICS).read()
-    return [{key: value for key, value in record.items() if isinstance(value, int | float)} for record in records]
+    numbers = [{key: math.nan if value is None else value for key, value in record.items()} for record in records]
+    return [{key: value for key, value in record.items() if isinstance(value, int | float)} for record in numbers]
 
 
 def _parameters(folder: Path) -> int | None:
