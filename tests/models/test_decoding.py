@@ -121,7 +121,7 @@ def decoded(model, ids, tokens, **options):
     ("name", "form"),
     [*((name, "int8") for name in MODELS), ("v1", "bf16"), ("v2", "float32")],
     by_default=[
-        *((name, "int8") for name in ("v1 entmax", "linear transformer", "llama", "armt")),
+        *((name, "int8") for name in ("v1", "v1 entmax", "linear transformer", "llama", "armt")),
         ("v1", "bf16"), ("v2", "float32"),
     ],
 )  # fmt: skip

@@ -127,11 +127,13 @@ class RowProducts(TorchFunctionMode):
             return _packed_product(args[0].squeeze(-2), packed[0], scale[0]).unsqueeze(-2)
         result = function(*args, **kwargs)
         parts = getattr(args[0], PACKED, None) if args else None
-        if parts is not None and function in (Tensor.to, Tensor.__getitem__, Tensor.transpose):  # of all slots
+        if parts is not None and function in (Tensor.to, Tensor.__getitem__, Tensor.transpose, Tensor.mT.__get__):
             setattr(result, PACKED, parts)
         elif parts is not None and function in (Tensor.unbind, Tensor.__iter__):  # of one bank
             result = list(result)
             setattr(result[0], PACKED, parts)
+        elif parts is not None and isinstance(result, Tensor):  # its numbers are four integers each
+            raise NotImplementedError(f"{function} of packed weights")
         return result
 
 

@@ -11,6 +11,7 @@ from tessera.papers.babilong.run import (
     THRESHOLD,
     UNSEEN,
     WHOLE_UNSEEN,
+    WHOLE_UNSEEN_KERNELS,
     BabilongSettings,
     execute,
     plan,
@@ -92,7 +93,7 @@ GROUPS = {
         "mamba": "Mamba",
         "mosaic": "Memory Mosaic",
         "mosaic_v2": "Memory Mosaic v2",
-        WHOLE_UNSEEN: "Memory Mosaic, biweight, unseen books",
+        **{name: f"{MODELS[name].label.split(', ')[1]}, unseen" for name in WHOLE_UNSEEN_KERNELS},
     },
 }
 PARTS = {"whole": "in one segment", "first_part": "first part of a split fact", "second_part": "second part"}
@@ -144,6 +145,8 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
             best = next((model for model in FURTHEST if model in curves), None)
             if best is not None:
                 draw_curve(axis, curves[best].points, f"ARMT here ({GATES.get(best, best)})", bars=2)
+                if WHOLE_UNSEEN in curves:
+                    draw_curve(axis, curves[WHOLE_UNSEEN].points, "mosaic, whole text", bars=2)
                 paper = [share / 100 for share in published["ARMT"]]
                 style = {"marker": "o", "mfc": "white", "label": "ARMT, the paper"}
                 axis.plot([*TOKENS.values()][: len(paper)], paper, "k:", **style)

@@ -114,8 +114,9 @@ LONG = {"qa1": SHIPPED / "armt-babilong-qa1-long.yaml"} | {
 def on_unseen_books(kernel: str) -> Model:
     """A Memory Mosaic that reads whole texts of unseen books."""
     own = {} if kernel == "gaussian" else {"kernel": kernel}
+    names = {"gaussian": "Gaussian", "relumax": "ReLUmax", "gaussian_knn": "Gaussian of the nearest"}
     return Model(
-        f"Memory Mosaic, {kernel.replace('_', ' ').replace('gaussian', 'Gaussian')}, whole text (unseen books)",
+        f"Memory Mosaic, {names.get(kernel, kernel)}, whole text (unseen books)",
         {**MOSAIC, "num_layers": 4, **own},
         1.5,
         recipes={"qa1": QA1} | {kind: RECIPES / f"{kind}-whole.yaml" for kind in ("qa2", "qa4", "qa5")},
