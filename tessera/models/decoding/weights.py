@@ -110,6 +110,9 @@ class Watch:
         return parts
 
 
+OF_ALL_SLOTS = (Tensor.to, Tensor.__getitem__, Tensor.transpose, Tensor.mT.__get__)  # type: ignore[attr-defined]
+
+
 class RowProducts(TorchFunctionMode):
     """While a program is made: products of one row with a matrix become sums, one pass over what is stored of it."""
 
@@ -127,7 +130,7 @@ class RowProducts(TorchFunctionMode):
             return _packed_product(args[0].squeeze(-2), packed[0], scale[0]).unsqueeze(-2)
         result = function(*args, **kwargs)
         parts = getattr(args[0], PACKED, None) if args else None
-        if parts is not None and function in (Tensor.to, Tensor.__getitem__, Tensor.transpose, Tensor.mT.__get__):
+        if parts is not None and function in OF_ALL_SLOTS:
             setattr(result, PACKED, parts)
         elif parts is not None and function in (Tensor.unbind, Tensor.__iter__):  # of one bank
             result = list(result)
