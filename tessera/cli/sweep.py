@@ -76,8 +76,9 @@ def _print(runs: list[dict[str, Any]]) -> None:
     groups = over_seeds(runs)
     if "seed" in runs[0]["values"] and len(groups) > 1:
         means = [mean_of(numbers) for _, numbers in groups]
-        whole = [mean for mean in means if mean.count == max(each.count for each in means)]  # no seed diverged
-        finest = (max if are_questions else min)(whole, key=lambda mean: mean.mean)
+        most_seeds = max(mean.count for mean in means)  # with fewer, a seed diverged
+        comparable = [mean for mean in means if mean.count == most_seeds]
+        finest = (max if are_questions else min)(comparable, key=lambda mean: mean.mean)
         lines = [(with_error(mean, ".4f"), str(mean.count), "best" * (mean is finest)) for mean in means]
         print("\nmean over seeds")
         print_table((columns[are_questions], "seeds", ""), [_name(values) for values, _ in groups], lines)

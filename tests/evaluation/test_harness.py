@@ -223,13 +223,13 @@ def test_answers_end_at_every_end_token_of_the_model(folders, tmp_path):
     for file in folders["rotary"].iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     prompts = [HarnessRequest(f"thing {i} is", {"until": [], "max_gen_toks": 12}) for i in range(3)]
-    whole = ours(tmp_path, dtype="float64", batch_size=3).generate_until(prompts, disable_tqdm=True)
+    without_second_end = ours(tmp_path, dtype="float64", batch_size=3).generate_until(prompts, disable_tqdm=True)
     model, read = load_model(tmp_path), byte_tokenizer()(prompts[0].args[0], return_tensors="pt").input_ids
     said = model.generate(read, max_new_tokens=4, do_sample=False)[0, -1]
     model.generation_config.eos_token_id = [byte_tokenizer().eos_token_id, int(said)]
     model.save_pretrained(tmp_path)
     expected = backend(tmp_path, batch_size=3, dtype=torch.float64).generate_until(prompts, disable_tqdm=True)
-    assert expected != whole, "the second end token ends nothing"
+    assert expected != without_second_end, "the second end token ends nothing"
     assert ours(tmp_path, dtype="float64", batch_size=3).generate_until(prompts, disable_tqdm=True) == expected
 
 

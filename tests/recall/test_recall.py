@@ -12,9 +12,8 @@ import tessera.recall
 from tessera.base.errors import TesseraError
 from tessera.kernels import EntmaxOfRows, kernel_from_config
 from tessera.ops.kernel_regression import Window
-from tessera.recall import PairIndex, search
 from tessera.recall import leaves as leaves_module
-from tessera.recall.pair_store import PairStore
+from tessera.recall import search
 
 KERNELS = {  # with an affine map of similarities that leaves a few pairs
     "sparsemax": (40.0, 0.0),
@@ -244,35 +243,6 @@ def test_the_gaussian_says_how_much_weight_it_may_have_left_out():
     torch.testing.assert_close(recalled.output, output, rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("slope", [40.0, 1e10, 1e20, 1e30])
-def test_the_gaussian_finds_the_nearest_pair_where_scores_are_so_large_that_they_round_a_share_away(slope):
-    """The floor was the largest score itself: no pair was above it, the answer 0 and the weight left out 0."""
-    keys, values = near_a_plane(2, 3000, 16).float(), random(2, 3000, 4, dtype=torch.float32)
-    queries = keys[:, [7, 1234]]
-    recalled = tessera.recall.build(keys, values).recall(queries, kernel="gaussian", slope=slope)
-    assert int(recalled.certificate.pairs_read.max()) < 3000
-    if slope > 100:
-        torch.testing.assert_close(recalled.output, values[:, [7, 1234]])
-    assert bool((recalled.certificate.pairs_in_support > 0).all())
-
-
-@pytest.mark.parametrize("kernel", [*KERNELS, "gaussian", "epanechnikov", "entmax"])
-@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("window", [None, Window(delay=1, span=700)])
-def test_a_query_that_is_no_number_recalls_what_the_scan_does(kernel, number, window):
-    """NaN, but for the nearest of pairs that are infinitely similar, which all have one weight."""
-    keys, values = near_a_plane(2, 3000, 16), random(2, 3000, 4)
-    queries = keys[:, [7, 1234, 2900]]
-    queries[0, 1, 3] = number
-    index, offset = tessera.recall.build(keys, values), 2990 if window else 0
-    options = {"kernel": kernel, "slope": 40.0, "intercept": 0.0, "window": window, "query_offset": offset}
-    recalled = index.recall(queries, **options).output
-    scanned, _ = scan(queries, keys, values, kernel, 40.0, 0.0, window, offset)
-    assert bool(scanned[0, 1].isnan().all()) or kernel == "uniform_knn"
-    dropped = 1e-5 if kernel == "gaussian" else 1e-9
-    torch.testing.assert_close(recalled, scanned, equal_nan=True, rtol=0, atol=dropped)
-
-
 def test_keys_by_chance_are_scanned_after_a_few_rounds(monkeypatch):
     rounds, read = [], search._Reader._read_leaves
     monkeypatch.setattr(search._Reader, "_read_leaves", lambda self, *args: rounds.append(1) or read(self, *args))
@@ -280,25 +250,6 @@ def test_keys_by_chance_are_scanned_after_a_few_rounds(monkeypatch):
     recalled = tessera.recall.build(keys, random(1, 2048, 2)).recall(keys[:, :1], kernel="triweight", slope=2.0)
     assert recalled.certificate.pairs_read.item() == 2048
     assert len(rounds) == 2, "of 2 and of 8 leaves; all 256 would take six"
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_a_visible_nan_is_no_pair_that_is_not_there(kernel):
-    """As in the scan: a key makes NaN of every query that sees it, filed or not; a query of its own answer alone."""
-    keys, values = near_a_plane(1, 700, 8), random(1, 700, 3, seed=9)
-    slope, intercept = KERNELS[kernel]
-    options = {"kernel": kernel, "slope": 20 * slope, "intercept": intercept, "window": Window()}
-    for place in (3, 699):
-        spoiled = keys.clone()
-        spoiled[0, place, 0] = torch.nan
-        index = PairIndex(PairStore.of(spoiled[None], values[None])).with_all_filed()
-        for offset in (1, 600, 700):
-            recalled = index.recall(keys[:, 40:41], query_offset=offset, **options)
-            assert bool(recalled.output.isnan().any()) == (place < offset), (place, offset)
-    queries = keys[:, 40:43].clone()
-    queries[0, 1, 0] = torch.nan
-    recalled = tessera.recall.build(keys, values).recall(queries, query_offset=700, **options)
-    assert recalled.output[0].isnan().all(1).tolist() == [False, True, False]
 
 
 def test_gradients_are_those_of_the_scan():
@@ -388,21 +339,6 @@ def test_a_query_may_be_trained_while_pairs_are_appended():
     (actual,) = torch.autograd.grad(output.sin().sum(), queries)
     output = tessera.recall.build(keys[:, :30], values[:, :30]).recall(queries, kernel="biweight", slope=2.0).output
     torch.testing.assert_close(actual, *torch.autograd.grad(output.sin().sum(), queries), rtol=0, atol=1e-12)
-
-
-def test_keys_whose_squares_overflow_are_filed():
-    keys, values = near_a_plane(1, 600, 12).float(), random(1, 600, 3).float()
-    recalled = tessera.recall.build(1e25 * keys, values).recall(keys[:, 7:10], kernel="biweight", slope=1e-23)
-    expected = tessera.recall.build(keys, values).recall(keys[:, 7:10], kernel="biweight", slope=100.0)
-    torch.testing.assert_close(recalled.output, expected.output, rtol=1e-3, atol=1e-4)
-
-
-def test_keys_that_are_no_numbers_are_refused():
-    with pytest.raises(TesseraError, match="finite"):
-        tessera.recall.build(torch.full((1, 3, 2), float("nan")), torch.zeros(1, 3, 2))
-    index = tessera.recall.build(torch.ones(1, 3, 2), torch.zeros(1, 3, 2))
-    with pytest.raises(TesseraError, match="keys must be finite; got NaN or infinity"):
-        index.append(torch.full((1, 3, 2), -torch.inf), torch.zeros(1, 3, 2))
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

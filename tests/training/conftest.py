@@ -3,6 +3,7 @@
 import pytest
 import yaml
 
+from tessera.recipes.recipe import read_recipe
 from tessera.training.training_data import TextData
 
 TINY = {
@@ -52,3 +53,15 @@ def change_losses(monkeypatch):
         return lambda: monkeypatch.setattr(TextData, "losses", original)
 
     return patch
+
+
+@pytest.fixture
+def recipe_of(tmp_path):
+    """The recipe of a mapping, with overrides."""
+
+    def read(plain: dict, *overrides: str):
+        path = tmp_path / "staged.yaml"
+        path.write_text(yaml.safe_dump(plain))
+        return read_recipe(path, overrides)
+
+    return read

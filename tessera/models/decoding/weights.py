@@ -136,7 +136,7 @@ class RowProducts(TorchFunctionMode):
             result = list(result)
             setattr(result[0], PACKED, parts)
         elif parts is not None and isinstance(result, Tensor):  # its numbers are four integers each
-            raise NotImplementedError(f"{function} of packed weights")
+            raise TypeError(f"a packed matrix is multiplied by rows alone; got {function}")
         return result
 
 

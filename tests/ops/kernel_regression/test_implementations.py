@@ -296,14 +296,14 @@ def test_one_narrow_query_reads_its_pairs_in_blocks_as_at_once(kernel, dtype, mo
         gradients = torch.autograd.grad((output * weights).sum(), (query, key, value), allow_unused=True)
         return output, *gradients
 
-    whole = answer()
+    at_once = answer()
     rows = []
     monkeypatch.setattr(reference, "BLOCK", 7 * 2 * 3 * 8)
     blocks = reference._blocks
     monkeypatch.setattr(reference, "_blocks", lambda *given: rows.append(blocks(*given)) or rows[-1])
     in_blocks = answer()
     assert sorted(len(row) for row in rows) == [4, 6], "of 11 values and of 7 keys, of 39"
-    exact = [None if part is None else part.float() for part in whole]
+    exact = [None if part is None else part.float() for part in at_once]
     for ours, theirs in zip(in_blocks, exact, strict=True):
         assert (ours is None) == (theirs is None)
         if theirs is not None:
