@@ -51,8 +51,9 @@ def test_the_best_loss_is_of_the_last_stage(tessera, runs):
 
 
 def test_a_loss_that_is_not_finite_is_not_the_last_one_that_was(tessera, runs, tmp_path):
-    with (runs[1] / "metrics.jsonl").open("a") as metrics:
-        metrics.write(json.dumps({"step": 3, "validation_loss": None, "validation_bits_per_byte": None}) + "\n")
+    metrics = runs[1] / "metrics.jsonl"
+    spoiled = json.dumps({"step": 3, "validation_loss": None, "validation_bits_per_byte": None})
+    metrics.write_text(f"{spoiled}\n{metrics.read_text()}{spoiled}\n")
     status, out, _ = tessera("compare", runs[1], "--plot", tmp_path / "curves.png")
     assert (status, out.splitlines()[1].split()[4:7]) == (0, ["nan", "2.5000", "3.5000"])
     (state,) = json.loads(tessera("compare", runs[1], "--json")[1])

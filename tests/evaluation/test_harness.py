@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 import yaml
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel
 
 from tessera.base.errors import TesseraError
 from tessera.data.tokenizers import byte_tokenizer
@@ -290,6 +290,14 @@ def test_mistakes_in_the_arguments_are_one_line(folders, options, message):
         ours(folders["transformer"], **options)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_sees_what_it_predicts_is_refused(tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    BertLMHeadModel(BertConfig(vocab_size=258, **sizes, max_position_embeddings=32)).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(TesseraError, match="see no later token when it predicts one; got BertLMHeadModel"):
+        ours(tmp_path)
 
 
 def test_eval_with_tasks(folders, tasks, capsys):

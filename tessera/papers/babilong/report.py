@@ -17,7 +17,7 @@ from tessera.papers.babilong.run import (
     plan,
 )
 from tessera.papers.curves import draw_curve, panels, styles
-from tessera.papers.experiment import LIBRARY, Experiment, Record
+from tessera.papers.experiment import LIBRARY, PAPER_KERNELS, Experiment, Record
 from tessera.papers.tables import (
     Curve,
     SettingsRows,
@@ -93,7 +93,7 @@ GROUPS = {
         "mamba": "Mamba",
         "mosaic": "Memory Mosaic",
         "mosaic_v2": "Memory Mosaic v2",
-        **{name: f"{MODELS[name].label.split(', ')[1]}, unseen" for name in WHOLE_UNSEEN_KERNELS},
+        **{name: f"{PAPER_KERNELS[kernel]}, unseen" for name, kernel in WHOLE_UNSEEN_KERNELS.items()},
     },
 }
 PARTS = {"whole": "in one segment", "first_part": "first part of a split fact", "second_part": "second part"}

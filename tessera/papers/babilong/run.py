@@ -20,7 +20,7 @@ from tessera.models.sizes import num_parameters
 from tessera.papers.babilong.sample import RESERVED, Borders, hide
 from tessera.papers.babilong.stories import LENGTHS, PLAIN_FACT
 from tessera.papers.babilong.task import BABILong
-from tessera.papers.experiment import Run, RunContext, RunSelection
+from tessera.papers.experiment import PAPER_KERNELS, Run, RunContext, RunSelection
 from tessera.papers.recipe_settings import RecipeSettings
 from tessera.recipes.recipe_files import SHIPPED, recipe_mapping
 from tessera.recipes.sections import Stage
@@ -114,9 +114,8 @@ LONG = {"qa1": SHIPPED / "armt-babilong-qa1-long.yaml"} | {
 def on_unseen_books(kernel: str) -> Model:
     """A Memory Mosaic that reads whole texts of unseen books."""
     own = {} if kernel == "gaussian" else {"kernel": kernel}
-    names = {"gaussian": "Gaussian", "relumax": "ReLUmax", "gaussian_knn": "Gaussian of the nearest"}
     return Model(
-        f"Memory Mosaic, {names.get(kernel, kernel)}, whole text (unseen books)",
+        f"Memory Mosaic, {PAPER_KERNELS[kernel]}, whole text (unseen books)",
         {**MOSAIC, "num_layers": 4, **own},
         1.5,
         recipes={"qa1": QA1} | {kind: RECIPES / f"{kind}-whole.yaml" for kind in ("qa2", "qa4", "qa5")},
