@@ -16,14 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from tessera.base.arguments import explain_all
 from tessera.base.errors import TesseraError
-from tessera.models.sizes import (
-    attention_shares,
-    cached_numbers,
-    flops_per_sequence,
-    flops_per_token,
-    meta_model,
-    num_parameters,
-)
+from tessera.models import sizes
 
 # First match wins; names of parameters in the transformers library.
 _PARTS = (
@@ -51,11 +44,11 @@ class ModelAccount:
 def account(config: PreTrainedConfig, context: int, dtype: torch.dtype = torch.bfloat16) -> ModelAccount:
     """Count on a model without weights (meta device); `dtype` is that of the state."""
     try:
-        model = meta_model(config)
+        model = sizes.meta_model(config)
     except ValueError as error:
         raise TesseraError(f"info: model type {config.model_type} cannot be built ({error}).") from error
     parts = _ask(model, "parameters_by_part", parameters_by_part)
-    total = num_parameters(model)
+    total = sizes.num_parameters(model)
     assert sum(parts.values()) == total, f"the parts of {config.model_type} do not add up: {parts}, {total}"
     return ModelAccount(
         model_type=config.model_type,
@@ -63,7 +56,7 @@ def account(config: PreTrainedConfig, context: int, dtype: torch.dtype = torch.b
         dtype=str(dtype).removeprefix("torch."),
         parameters=total,
         parameters_by_part=parts,
-        flops_per_token=int(_ask(model, "flops_per_token", lambda model, n: flops_per_token(config, n), context)),
+        flops_per_token=int(_ask(model, "flops_per_token", lambda model, n: sizes.flops_per_token(config, n), context)),
         state_bytes_per_1000_tokens=1000 * _ask(model, "state_bytes_per_token", state_bytes_per_token, dtype),
     )
 
@@ -74,10 +67,10 @@ def training_flops_per_sequence(config: PreTrainedConfig, length: int) -> int:
     What gradient checkpointing computes again is not counted. A model that answers `flops_per_token` itself is asked
     once, about the last token.
     """
-    model = meta_model(config)
+    model = sizes.meta_model(config)
     if hasattr(model, "flops_per_token"):
         return 3 * length * int(model.flops_per_token(length))
-    return 3 * flops_per_sequence(config, length)
+    return 3 * sizes.flops_per_sequence(config, length)
 
 
 def _ask(model, method, fallback, *arguments):
@@ -96,7 +89,7 @@ def parameters_by_part(model: nn.Module) -> dict[str, int]:
 def state_bytes_per_token(model: PreTrainedModel, dtype: torch.dtype) -> float:
     """What all layers of attention keep of a token; those with sliding windows do not grow with the context."""
     config = model.config.get_text_config()
-    return config.num_hidden_layers * attention_shares(config)[0] * cached_numbers(config) * dtype.itemsize
+    return config.num_hidden_layers * sizes.attention_shares(config)[0] * sizes.cached_numbers(config) * dtype.itemsize
 
 
 explain_all(globals(), ("account", "parameters_by_part", "training_flops_per_sequence", "state_bytes_per_token"))
