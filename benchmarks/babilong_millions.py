@@ -1,0 +1,96 @@
+"""BABILong beyond the million tokens of `tessera reproduce babilong`: a memory of constant size reads unseen books.
+
+    tessera reproduce babilong --models armt_mosaic_unseen --seeds 1 --only "armt_mosaic_unseen/qa1/*"
+    OMP_NUM_THREADS=1 python -m benchmarks.babilong_millions --out results/babilong/millions.json
+
+The training of that command is used, and gone on with where it is not done; texts are drawn and asked as it draws and
+asks them. A text that is longer than the bundled books reads them again: the record says how often. Some texts are read
+side by side and stored when all of them are answered: what is killed goes on behind the last that was stored.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+
+from tessera.base.files import write_text_atomically
+from tessera.evaluation.provenance import provenance
+from tessera.evaluation.questions import right_answers
+from tessera.papers.babilong.run import MODELS, PUBLISHED_SHARE, UNSEEN, BabilongSettings
+from tessera.papers.babilong.sample import RESERVED
+from tessera.papers.babilong.task import BABILong
+from tessera.papers.experiment import EXPERIMENTS, RunSelection
+from tessera.papers.runner import Job
+from tessera.recipes.sections import Stage
+from tessera.tasks.question_answering import question_task
+from tessera.tasks.task import estimate
+from tessera.training.fit import train_stages_of
+from tessera.training.initial_model import starting_model
+from tessera.training.staged_data import StagedQuestions
+
+TRAININGS = Path("runs/reproduce/babilong")
+
+
+def main() -> None:
+    """Ask what is not in --out yet; print the share of right answers after each group of texts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=UNSEEN, choices=[name for name in MODELS if name.startswith("armt")])
+    parser.add_argument("--kind", default="qa1", help="of questions (default: qa1)")
+    parser.add_argument("--seed", type=int, help="of the training (default: the model's first)")
+    parser.add_argument("--budget", default="cpu", help="of the training (default: cpu)")
+    parser.add_argument("--trainings", type=Path, default=TRAININGS, help=f"their folder (default: {TRAININGS})")
+    parser.add_argument("--tokens", type=int, default=10_000_000, help="of a text (default: ten millions)")
+    parser.add_argument("--texts", type=int, default=4, help="(default: 4)")
+    parser.add_argument("--together", type=int, default=4, help="texts that are read side by side (default: 4)")
+    parser.add_argument("--out", type=Path, required=True, help="a JSON file for what came out")
+    arguments = parser.parse_args()
+    seed = MODELS[arguments.model].first_seed if arguments.seed is None else arguments.seed
+    wanted = f"{arguments.model}/{arguments.kind}/seed {seed}"
+    selection = RunSelection(
+        arguments.budget, seeds=seed - MODELS[arguments.model].first_seed + 1, models=(arguments.model,)
+    )
+    [run] = [run for run in EXPERIMENTS["babilong"].runs(selection) if run.key == wanted]
+    settings: BabilongSettings = run.configuration
+    recipe = settings.read_recipe()
+    task = question_task(recipe.data.task or {})
+    assert isinstance(task, BABILong)
+    data = StagedQuestions(recipe, settings.context, task)
+    torch.manual_seed(seed)
+    longest = max(stage.length for stage in recipe.training.curriculum) * settings.context
+    model = starting_model(recipe, data.tokenizer, context=longest)
+    folder = Job("babilong", arguments.trainings / arguments.budget).folder(run)
+    train_stages_of(model, recipe, data, folder, lambda share, note: print(f"{share:.1%}: {note}", flush=True))
+
+    segments = -(-arguments.tokens // settings.context)
+    key = f"{wanted}/{segments * settings.context} tokens"
+    stored = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    shares, sources, seconds = (stored.get(key, {}).get(name, []) for name in ("shares", "books", "seconds"))
+    stage = Stage(segments, 1, settings={"fewest_facts": None, "facts_share": PUBLISHED_SHARE})
+    of_books = sum(len(book.tokens) for book in task.books("test"))
+    for first in range(len(shares), arguments.texts, arguments.together):
+        count, began = min(arguments.together, arguments.texts - first), time.perf_counter()
+        drawn = data.batch(stage, count, segments * settings.context - RESERVED, 1_000_000 * seed + first, "test")
+        assert drawn.sources is not None
+        shares += right_answers(model, drawn).tolist()
+        sources += drawn.sources.tolist()
+        seconds.append(time.perf_counter() - began)
+        mean, error, _ = estimate(torch.tensor(shares), torch.tensor(sources))  # texts of one book are not independent
+        stored[key] = {
+            "exact_match": mean,
+            "standard_error": error,
+            "shares": shares,
+            "books": sources,
+            "questions": drawn.questions.shape[1],
+            "times_that_the_books_are_read": segments * settings.context / of_books,
+            "side_by_side": arguments.together,
+            "seconds": seconds,
+            "provenance": provenance(seed=seed, wall_seconds=sum(seconds)),
+        }
+        write_text_atomically(arguments.out, json.dumps(stored, indent=1) + "\n")
+        print(f"{key}: {100 * mean:.1f} ± {100 * error:.1f} %, {len(shares)} texts, {sum(seconds):.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""`benchmarks.babilong_millions`: the training of `reproduce` is asked about longer texts, and goes on after a kill."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+from benchmarks import babilong_millions
+from tessera.evaluation.questions import right_answers
+from tessera.papers.experiment import EXPERIMENTS, RunContext, RunSelection
+from tessera.papers.runner import Job
+
+
+@pytest.fixture
+def ask(tmp_path, monkeypatch):
+    def ask(out, texts):
+        arguments = ["--budget", "smoke", "--trainings", str(tmp_path), "--tokens", "1250", "--together", "2"]
+        monkeypatch.setattr(sys, "argv", ["", *arguments, "--texts", str(texts), "--out", str(tmp_path / out)])
+        babilong_millions.main()
+        return json.loads((tmp_path / out).read_text())
+
+    return ask
+
+
+def test_texts_are_answered_by_the_training_of_reproduce_and_none_twice(ask, tmp_path, monkeypatch):
+    [run] = [
+        run
+        for run in EXPERIMENTS["babilong"].runs(RunSelection("smoke", models=("armt_mosaic_unseen",)))
+        if run.key == "armt_mosaic_unseen/qa1/seed 21"
+    ]
+    folder = Job("babilong", tmp_path / "smoke").folder(run)
+    folder.mkdir(parents=True)
+    torch.manual_seed(21)
+    EXPERIMENTS["babilong"].execute(run, RunContext(folder, lambda share, note: None, "cpu"))
+    saved = {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
+    read = []
+
+    def answered(model, batch):
+        read.append((model, batch))
+        return right_answers(model, batch)
+
+    monkeypatch.setattr(babilong_millions, "right_answers", answered)
+    [(key, whole)] = ask("whole.json", 3).items()
+    assert {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()} == saved
+    assert key == "armt_mosaic_unseen/qa1/seed 21/1280 tokens"
+    assert len(whole["shares"]) == len(whole["books"]) == 3
+    assert [len(batch.contexts) for _, batch in read] == [2, 1]
+    assert all(1200 < batch.contexts.shape[1] <= 1280 for _, batch in read)
+
+    [halted] = ask("halted.json", 2).values()
+    assert halted["shares"] == whole["shares"][:2]
+    [continued] = ask("halted.json", 3).values()
+    assert len(read) == 4
+    assert {name: continued[name] for name in ("shares", "books", "exact_match")} == {
+        name: whole[name] for name in ("shares", "books", "exact_match")
+    }
+    for (_, first), (_, again) in zip([read[0], read[1]], read[2:]):
+        assert torch.equal(first.contexts, again.contexts)
