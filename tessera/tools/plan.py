@@ -166,8 +166,9 @@ def plan(
 
     `peak_flops` (default: an H100's in the recipe's precision) is a device's FLOPs per second, of which the training
     reaches the share `utilization`. Nothing is allocated; the time is that of running one step without numbers.
-    What comes back is what `tessera plan --json` prints: memory in bytes per device (see `step_memory`) and those that
-    are missing; FLOPs with a multiply-add counted as 2, without recomputation; the days of all steps and validations.
+    What comes back is what `tessera plan --json` prints: memory in bytes per device (see `step_memory`), those that
+    are missing, settings that need less; FLOPs with a multiply-add counted as 2, without recomputation; the days of all
+    steps and validations.
     Raises `TesseraError`: a recipe that cannot be trained so, or one with a curriculum.
     """
     section, context = recipe.training, recipe.data.context
@@ -186,6 +187,11 @@ def plan(
     peak_flops = peak_flops or H100_FLOPS[precision]
     steps_per_second = utilization * devices * peak_flops / flops_per_step
     steps = section.steps + section.steps // section.evaluate_every * section.validation_in_steps
+    untaken = {
+        "shard=true": devices > 1 and not section.shard,
+        "micro_batch_size=1": micro > 1,
+        "gradient_checkpointing=true": not section.gradient_checkpointing,
+    }
     return {
         "recipe": recipe.name,
         "parameters": counted.parameters,
@@ -194,6 +200,7 @@ def plan(
         "at_once": f"{micro} x {context:,} tokens, {accumulation} passes per step",
         "memory": memory,
         "missing_memory": None if device_memory is None else max(0, memory["peak"] - device_memory),
+        "needs_less": [f"training.{setting}" for setting, is_one in untaken.items() if is_one],
         "flops_per_step": flops_per_step,
         "tokens_per_step": section.batch_size * context,
         "tokens_per_second": steps_per_second * section.batch_size * context,
@@ -208,8 +215,9 @@ def lines(planned: dict[str, Any]) -> Iterator[str]:
         yield f"{name:<18}{size / 1e9:12,.2f} GB"
     missing = planned["missing_memory"]
     if missing is not None:
-        less = "training.shard=true, training.micro_batch_size=1 and training.gradient_checkpointing=true need less"
-        yield f"does not fit: {missing / 1e9:,.2f} GB are missing; {less}" if missing else "fits"
+        less = planned["needs_less"]
+        hint = f"; {', '.join(less)} {'need' if less[1:] else 'needs'} less" if less else ""
+        yield f"does not fit: {missing / 1e9:,.2f} GB are missing{hint}" if missing else "fits"
     yield f"at once           {planned['at_once']}, {planned['precision']}, nothing compiled"
     for name in ("flops_per_step", "tokens_per_step", "tokens_per_second", "days"):
         yield f"{name.replace('_', ' '):<18}{planned[name]:12.4g}"

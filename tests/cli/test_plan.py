@@ -47,6 +47,14 @@ def test_what_does_not_fit_is_an_answer(tessera):
     assert "does not fit: 0.00 GB are missing; training.shard=true," in out
 
 
+def test_settings_that_take_less_are_those_that_are_not_taken(tessera):
+    one_device = ("plan", *RECIPE, "--device-memory", "1kB", "training.micro_batch_size=2")
+    out = tessera(*one_device)[1]
+    assert "missing; training.micro_batch_size=1, training.gradient_checkpointing=true need less\n" in out
+    all_taken = ("training.micro_batch_size=1", "training.gradient_checkpointing=true", "training.shard=true")
+    assert "does not fit: 0.00 GB are missing\n" in tessera(*one_device[:-1], "--devices", "2", *all_taken)[1]
+
+
 @pytest.mark.parametrize("value", ["80 GB", "x", "-1", "80", "GB", "1e3GB", "80gb", "nan", "", "0GB", "9" * 400 + "GB"])
 def test_bad_sizes(tessera, value):
     status, out, err = tessera("plan", "tiny", "--device-memory", value)
