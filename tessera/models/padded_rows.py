@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tessera.base.devices import is_exporting
-
 
 class LayersRead(NamedTuple):
     """The input (B, T, hidden) of each layer and the output of the last norm, and the layers' states."""
@@ -51,7 +49,8 @@ def padding_first(documents: Tensor) -> Tensor:
 
 def in_order(values: Tensor, order: Tensor) -> Tensor:
     """The steps `order` (B, n) of each row of `values` (B, T, ...)."""
-    return values.take_along_dim(order.reshape(*order.shape, *[1] * (values.dim() - 2)), 1)
+    index = order.reshape(*order.shape, *[1] * (values.dim() - 2))
+    return values.gather(1, index.expand(-1, -1, *values.shape[2:]))  # `take_along_dim` fixes the sizes of an export
 
 
 def read_rows(read: ReadLayers, hidden: Tensor, past: Any, documents: Tensor, keeps_state: bool) -> LayersRead:
@@ -61,7 +60,7 @@ def read_rows(read: ReadLayers, hidden: Tensor, past: Any, documents: Tensor, ke
     """
     is_compiling = torch.compiler.is_compiling()
     moves = is_compiling or is_between_tokens(documents, past is not None, keeps_state)
-    if not moves or is_exporting() or (is_compiling and past is not None):
+    if not moves or (is_compiling and past is not None):
         return read(hidden, None if past is None else past.layers, documents)
     if past is None:
         return _read_padding_first(read, hidden, documents)

@@ -62,6 +62,23 @@ def test_exported_programs_decode_as_the_model(name):
         assert exported.past_key_values.get_seq_length() == own.past_key_values.get_seq_length() == steps + 8
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the exporter's own
+@pytest.mark.parametrize("name", GAUSSIAN)
+@torch.no_grad()
+def test_an_exported_program_takes_padding_anywhere(name):
+    """Between a row's tokens and behind them, where others follow."""
+    model, sizes = CASES[name].build(), {0: AUTO, 1: AUTO}
+    arguments = {"input_ids": tokens(2, 20), "attention_mask": torch.ones(2, 20).long(), "use_cache": True}
+    shapes = {"input_ids": sizes, "attention_mask": dict(sizes), "use_cache": None}
+    program = export(model, (), arguments, dynamic_shapes=shapes).module()
+    ids, mask = tokens(3, 33), torch.ones(3, 33).long()
+    mask[0, 7:9], mask[1, 15:], mask[2, :6] = 0, 0, 0
+    exported, own = (read(input_ids=ids, attention_mask=mask, use_cache=True) for read in (program, model))
+    close(exported.logits[mask.bool()], own.logits[mask.bool()])
+    close(*(model(tokens(3, 4), past_key_values=read.past_key_values).logits for read in (exported, own)))
+
+
 def _exported(model, arguments, others):
     """The program for `arguments`, of any of the sizes in which `others` differ."""
     sizes = AdditionalInputs()
@@ -101,7 +118,10 @@ def test_what_is_exported_computes_the_same(name, monkeypatch):
     mask[1, 70:] = 0
     documents = (torch.arange(75) >= 40).long().expand(2, -1)
     state = model(tokens(2, 9, seed=1), use_cache=True).past_key_values
+    gaps = torch.ones_like(ids)
+    gaps[0, 30:33] = 0
     calls = [{}, {"attention_mask": mask}, {"document_ids": documents}, {"past_key_values": state}]
+    calls += [{"attention_mask": gaps}]
     expected = [model(ids, **call).logits for call in calls]
     monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
     for call, logits in zip(calls, expected, strict=True):
