@@ -91,7 +91,8 @@ def reads_on(model: Any) -> bool:
 
     Tried on models of others that have a recurrence.
     """
-    if not getattr(model, "_is_stateful", False) or isinstance(model.config, StrictConfig):
+    is_known = any(getattr(module, "reads_on", False) for module in model.modules())  # in bfloat16 too
+    if is_known or not getattr(model, "_is_stateful", False) or isinstance(model.config, StrictConfig):
         return True
     ids = torch.arange(24, device=model.device)[None] % model.config.get_text_config().vocab_size
     with evaluating(model):

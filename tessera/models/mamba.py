@@ -25,6 +25,8 @@ class ScanMixer(MambaMixer):
     here that row is read without its padding, and what would be read as text is refused.
     """
 
+    reads_on = True  # behind a cache, as `carried_state.reads_on` asks
+
     def forward(self, hidden_states, cache_params=None, attention_mask=None, **kwargs):
         """Gu and Dao (2023), section 3.4: gated, convolved, scanned."""
         is_filled = cache_params is not None and cache_params.has_previous_state(self.layer_idx)

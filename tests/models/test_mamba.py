@@ -44,9 +44,10 @@ def test_a_loaded_one_reads_on_and_one_of_transformers_alone_is_refused(tmp_path
     with torch.no_grad():
         rest, _ = read_on(model, ids[:, 9:], read_on(model, ids[:, :9], None)[1])
         torch.testing.assert_close(rest, model(ids).logits[:, 9:], rtol=0, atol=1e-6)
-    read_document(model, ids[0], None, "memorize")
-    with pytest.raises(TesseraError, match="memorize: the model must read on behind its state; got mamba"):
-        read_document(plain, ids[0], None, "memorize")
+    for kind in (torch.float32, torch.bfloat16):
+        read_document(model.to(kind), ids[0], None, "memorize")
+        with pytest.raises(TesseraError, match="memorize: the model must read on behind its state; got mamba"):
+            read_document(plain.to(kind), ids[0], None, "memorize")
 
 
 def test_logits_and_gradients_are_those_of_transformers(pair, ids):
