@@ -38,6 +38,7 @@ class Fingerprint:
 
     def __init__(self) -> None:
         self.weights: list[Tensor] = []
+        self.adapted: list[Any] = []
         self.versions: list[int] | None = None
         self.structure = self.numbers = ""
 
@@ -53,8 +54,11 @@ class Fingerprint:
             return None
         if begins or not self.weights:
             self.weights = [weight for weight in stack.parameters() if _is_readable(weight)]
-            self.structure = _structure(stack.config)
-        return f"{self.structure}:{'' if stack.training else self._numbers()}"
+            self.adapted = adapted_modules(stack)
+            self.structure = _digest(json.dumps(_meaning(stack.config), sort_keys=True, default=str))
+        resting = resting_adapters(self.adapted)
+        structure = _digest(f"{self.structure} {resting}") if resting else self.structure
+        return f"{structure}:{'' if stack.training else self._numbers()}"
 
     def _numbers(self) -> str:
         versions = [0 if weight.is_inference() else weight._version for weight in self.weights]
@@ -74,12 +78,12 @@ class Fingerprint:
 
 
 def difference(one: str | None, other: str | None) -> str | None:
-    """What tells two fingerprints apart: "another configuration" or "other weights"; None: nothing that is known."""
+    """What tells two fingerprints apart, such as "other weights"; None: nothing that is known."""
     if one is None or other is None or one == other:
         return None
     (structure, numbers), (other_structure, other_numbers) = one.split(":"), other.split(":")
     if structure != other_structure:
-        return "another configuration"
+        return "another configuration or adapter"
     if not numbers or not other_numbers or numbers == other_numbers:
         return None
     if len(numbers) != len(other_numbers):
@@ -96,13 +100,23 @@ def is_fingerprint(text: str) -> bool:
     return re.fullmatch("[0-9a-f]{16}:([0-9a-f]{8})*", text) is not None
 
 
-def _structure(config: StrictConfig) -> str:
-    """A digest of the fields of `config` that a state depends on."""
-    text = json.dumps(_meaning(config), sort_keys=True, default=str)
+def adapted_modules(model: Any) -> list[Any]:
+    """The modules that hold adapters of PEFT."""
+    return [module for module in model.modules() if hasattr(module, "_get_available_adapters")]
+
+
+def resting_adapters(adapted: list[Any]) -> list[str]:
+    """The names of the adapters that these modules hold and leave out."""
+    held = {(name, module) for module in adapted for name in module._get_available_adapters()}
+    return sorted({name for name, module in held if module.disable_adapters or name not in module.active_adapters})
+
+
+def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _meaning(config: PreTrainedConfig) -> dict[str, Any]:
+    """The fields of `config` that a state depends on."""
     own = [cls for cls in type(config).__mro__ if issubclass(cls, StrictConfig)]
     if own:
         names = {name for cls in own for name in inspect.get_annotations(cls)} - set(_FREE) - set(config.adjustable)

@@ -4,7 +4,11 @@ import pytest
 import torch
 
 import tessera
+from tessera.base.errors import TesseraError
+from tessera.data.tokenizers import byte_tokenizer
+from tessera.memory_files import Memory
 from tests.covering import each_value
+from tests.memory_files.models import make
 from tests.models.contract import CASES, tokens
 
 peft = pytest.importorskip("peft")
@@ -38,6 +42,40 @@ def test_an_adapter_around_a_wrapped_linear_attention():
     output.loss.backward()
     assert sum("lora_" in name for name, p in adapted.named_parameters() if p.grad is not None) == 8
     assert output.logits.shape[:2] == ids.shape  # of a training step
+
+
+def with_two_adapters(model):
+    """Its adapters "default", which acts, and "other"."""
+    config = peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)
+    adapted = peft.get_peft_model(model, config).eval()
+    adapted.add_adapter("other", config)
+    return adapted
+
+
+@pytest.mark.parametrize("name", ["v1 published", "v2 gaussian", "linear attention gla", "armt around gpt2"])
+@torch.no_grad()
+def test_a_state_is_of_the_adapters_that_acted(name):
+    adapted, ids = with_two_adapters(CASES[name].build()), tokens(1, 15)
+    state = adapted(input_ids=ids[:, :9], use_cache=True).past_key_values
+    expected = adapted(input_ids=ids).logits[:, 9:]
+    adapted.set_adapter("other")
+    with pytest.raises(TesseraError, match="another configuration or adapter. Read the text again"):
+        adapted(input_ids=ids[:, 9:], past_key_values=state)
+    adapted.set_adapter("default")
+    with adapted.disable_adapter(), pytest.raises(TesseraError, match="another configuration or adapter"):
+        adapted(input_ids=ids[:, 9:], past_key_values=state)
+    torch.testing.assert_close(adapted(input_ids=ids[:, 9:], past_key_values=state).logits, expected)
+
+
+@pytest.mark.parametrize("kind", ["v1", "llama"])
+def test_a_memory_file_is_of_the_adapters_that_acted(kind, tmp_path):
+    adapted = with_two_adapters(make(kind))
+    model, path = adapted.get_base_model(), tmp_path / "memory"
+    Memory(model, byte_tokenizer()).read("A king lived here.").save(path)
+    assert Memory(model, byte_tokenizer()).load(path).names
+    adapted.set_adapter("other")
+    with pytest.raises(TesseraError, match="of other settings. Read the text again"):
+        Memory(model, byte_tokenizer()).load(path)
 
 
 def prefixed(model, kind="PrefixTuningConfig"):
