@@ -8,6 +8,7 @@ import torch
 from torch.export import AdditionalInputs, export
 from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
 
+from tessera.base.errors import TesseraError
 from tessera.memories.linear_attention import VARIANTS
 from tests.models.contract import CASES, Case, close, tokens, v1
 from tests.tolerances import REORDERED_FLOAT32, REORDERED_FLOAT64
@@ -184,3 +185,20 @@ def plain_and_compiled(case, backend, fullgraph, training=False):
         assert bool(gradients) == training
         results.append({"loss": loss.detach(), **gradients})
     return results
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # the exporter's own
+def test_a_memory_in_segments_is_exported_for_one_length_alone():
+    model = CASES["armt around memory_mosaic"].build()
+    ids = tokens(2, 11)
+    program = export(model, (), {"input_ids": ids}).module()
+    read, expected = program(input_ids=ids), model(ids)
+    close(read.logits, expected.logits)
+    close(read.memory_state.A, expected.memory_state.A)
+    others = {"attention_mask": torch.ones_like(ids), "labels": ids, "position_ids": torch.arange(11)[None]}
+    for name, tensor in others.items():
+        with pytest.raises(TesseraError, match=f"torch.export must be of as many tokens each time.*{name}"):
+            export(model, (), {"input_ids": ids, name: tensor})
+    with pytest.raises(TesseraError, match="a free length"):
+        export(model, (), {"input_ids": ids}, dynamic_shapes={"input_ids": {1: torch.export.Dim.AUTO}})

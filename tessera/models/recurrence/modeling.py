@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from tessera.base.devices import is_exporting
 from tessera.base.errors import expect
 from tessera.models.adapters import adapter_names
 from tessera.models.drafted_generation import DraftedGeneration
@@ -274,6 +275,9 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         where, cache, shift_labels = type(self).__name__, past_key_values, keywords.pop("shift_labels", None)
         refuse_keywords(where, without_packing(keywords, None, position_ids), REFUSED, self.forward)
         _check_arguments(where, cache, logits_to_keep)
+        if is_exporting():
+            others = {"attention_mask": attention_mask, "labels": labels, "position_ids": position_ids}
+            _expect_exportable(where, inputs_embeds if input_ids is None else input_ids, **others)
         self._expect_learning_memory()
         self._expect_present_memory()
         text = self._text(input_ids, inputs_embeds, attention_mask, position_ids, cache)
@@ -385,3 +389,10 @@ def _check_arguments(where: str, cache: object, logits_to_keep: int | Tensor) ->
     expect(is_cache, where, "past_key_values", "be what an earlier call returned", type(cache).__name__)
     expect(not isinstance(logits_to_keep, Tensor), where, "logits_to_keep", "be a number", "a tensor")
     kept_steps(where, logits_to_keep)
+
+
+def _expect_exportable(where: str, tokens: Tensor, **others: Tensor | None) -> None:
+    """How often segments are read is part of an exported program, in which nothing is checked."""
+    given = [name for name, tensor in others.items() if tensor is not None]
+    given += ["a free length"] * isinstance(tokens.shape[1], torch.SymInt)
+    expect(not given, where, "torch.export", "be of as many tokens each time, and a memory_state", ", ".join(given))
