@@ -275,11 +275,11 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         where, cache, shift_labels = type(self).__name__, past_key_values, keywords.pop("shift_labels", None)
         refuse_keywords(where, without_packing(keywords, None, position_ids), REFUSED, self.forward)
         _check_arguments(where, cache, logits_to_keep)
-        if is_exporting():
-            others = {"attention_mask": attention_mask, "labels": labels, "position_ids": position_ids}
-            _expect_exportable(where, inputs_embeds if input_ids is None else input_ids, **others)
         self._expect_learning_memory()
         self._expect_present_memory()
+        if is_exporting():
+            others = {"attention_mask": attention_mask, "labels": labels, "position_ids": position_ids}
+            _expect_exportable(where, input_ids, inputs_embeds, others)
         text = self._text(input_ids, inputs_embeds, attention_mask, position_ids, cache)
         state = None if cache is not None or memory_state is None else self._fitting(memory_state, text.shape[0])
         loss = self._loss(labels, shift_labels, loss_mask, text)
@@ -391,8 +391,9 @@ def _check_arguments(where: str, cache: object, logits_to_keep: int | Tensor) ->
     kept_steps(where, logits_to_keep)
 
 
-def _expect_exportable(where: str, tokens: Tensor, **others: Tensor | None) -> None:
+def _expect_exportable(where: str, tokens: Tensor | None, vectors: Tensor | None, others: dict[str, Any]) -> None:
     """How often segments are read is part of an exported program, in which nothing is checked."""
     given = [name for name, tensor in others.items() if tensor is not None]
-    given += ["a free length"] * isinstance(tokens.shape[1], torch.SymInt)
+    if any(isinstance(read.shape[1], torch.SymInt) for read in (tokens, vectors) if read is not None):
+        given.append("a free length")
     expect(not given, where, "torch.export", "be of as many tokens each time, and a memory_state", ", ".join(given))
