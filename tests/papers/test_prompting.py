@@ -24,7 +24,7 @@ from tessera.papers.many_shot.prompting import (
     request_of,
     requests_of,
 )
-from tessera.papers.many_shot.prompts import DELIMITERS, TEMPLATES, Example, Template, draw_episode
+from tessera.papers.many_shot.prompts import DELIMITERS, TEMPLATES, Episode, Example, Template, draw_episode
 
 TOKENIZER = byte_tokenizer()
 GROUPS = {name: [Example(f"{name}{number}", name) for number in range(6)] for name in ("happy", "sad")}
@@ -51,7 +51,7 @@ def test_scores_equal_those_of_each_prompt_alone():
                 values = {}
                 for label in episode.labels:
                     context = TOKENIZER(prompt)["input_ids"]
-                    ids = torch.tensor([TOKENIZER(f"{prompt}{between}{label}")["input_ids"]])
+                    ids = torch.tensor([TOKENIZER(f"{prompt}{between}{label}\n")["input_ids"]])
                     with torch.no_grad():
                         log = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
                     values[label] = log[len(context) - 1 :].sum().item()
@@ -64,17 +64,35 @@ def test_scores_equal_those_of_each_prompt_alone():
     assert scores["1"]["best"]["exact_match"]["mean"] == best
 
 
+def that_answers(text: str) -> LlamaForCausalLM:
+    """A model that has learned to."""
+    model = llama()
+    ids = torch.tensor([[0, *TOKENIZER(f"category: {text}")["input_ids"]]])
+    optimizer = torch.optim.Adam(model.parameters(), 3e-2)
+    for _ in range(60):
+        loss = model(ids, labels=ids).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+def test_a_label_that_another_begins_with_is_no_likelier_for_it():
+    """P("class 1") is at least P("class 10") in every model; P("class 1\\n") is not."""
+    query, template = Example("x", "class 10"), Template("", "", "category")
+    for labels in (("class 1", "class 10"), ("class 10", "class 1")):
+        episode = Episode((), (query, query._replace(label="class 1")), labels, labels)
+        for right in labels:
+            ask = partial(requests_of, that_answers(f"{right}\n"), TOKENIZER, template, episode, "space")
+            answers = episode_answers(ask.args[0], episode, ask, 4)
+            assert [answer.label for answer in answers] == [right, right]
+            assert [answer.scores["exact_match"] for answer in answers] == [right == "class 10", right == "class 1"]
+
+
 def test_the_greedy_label_is_exact_up_to_the_end_of_its_line():
     """A model that has learned to answer "sad" is right about all sad texts; one that answers "sadly" about none."""
     for answer, expected in (("sad\n", 0.5), ("sadly\n", 0.0)):
-        model = llama()
-        ids = torch.tensor([[0, *TOKENIZER(f"category: {answer}")["input_ids"]]])
-        optimizer = torch.optim.Adam(model.parameters(), 3e-2)
-        for _ in range(60):
-            loss = model(ids, labels=ids).loss
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+        model = that_answers(answer)
         episode = draw_episode(GROUPS, GROUPS, list(GROUPS), 1, "fixed", False, Random(0))
         queries = tuple(GROUPS[name][5]._replace(text="x") for name in ("sad", "happy"))
         template, alone = Template("", "", "category"), replace(episode, demonstrations=(), queries=queries)

@@ -44,7 +44,7 @@ def many_shot_scores(
     """Shots -> "delimiter, order" and "best" -> score -> mean, standard error over contexts, count.
 
     `exact_match`: the greedy continuation up to the end of the line is the label. `likeliest_label`: of all labels of
-    the context the right one has the highest log-likelihood. "best" is the strategy with the highest `exact_match` at
+    the context, each up to that end, the right one has the highest log-likelihood. "best" is the strategy with the highest `exact_match` at
     this number of shots, as in the paper. The same contexts and queries are used with both delimiters.
 
     Args:
@@ -115,15 +115,15 @@ def episode_answers(
 ) -> list[Answered]:
     """Of one context, query by query.
 
-    `ask(query)`: a request for each of the context's labels, and one for all of the right answer.
+    `ask(query)`: a request for each of the context's labels.
     """
     requests = [request for query in episode.queries for request in ask(query)]
     likelihoods = iter(continuation_likelihoods(model, requests, batch_size=batch_size))
     answers = []
     for query in episode.queries:
-        values = [next(likelihoods).log_likelihood for _ in episode.labels]
-        label = episode.labels[values.index(max(values))]
-        scores = {"exact_match": next(likelihoods).is_greedy, "likeliest_label": label == query.label}
+        of_labels = {label: next(likelihoods) for label in episode.labels}
+        label = max(of_labels, key=lambda name: of_labels[name].log_likelihood)
+        scores = {"exact_match": of_labels[query.label].is_greedy, "likeliest_label": label == query.label}
         answers.append(Answered(label, scores))
     return answers
 
@@ -140,10 +140,9 @@ def requests_of(
     model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", template: Template, episode: Episode,
     delimiter: str, query: Example,
 ) -> list[Request]:  # fmt: skip
-    """What is asked about one query: see `episode_answers`."""
+    """See `episode_answers`; with the end of the line, without which "class 1" is never less likely than "class 10"."""
     prompt, between = template.prompt(episode.demonstrations, query, delimiter), DELIMITERS[delimiter]
-    answers = [*(f"{between}{label}" for label in episode.labels), f"{between}{query.label}\n"]
-    return [request_of(model, tokenizer, prompt, answer) for answer in answers]
+    return [request_of(model, tokenizer, prompt, f"{between}{label}\n") for label in episode.labels]
 
 
 def request_of(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", prompt: str, answer: str) -> Request:
