@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from tessera.base.precision import autocast
 from tessera.data.windows import Split, TrainingWindows, ValidationWindows, stacked
 from tessera.evaluation.loss import LossByPosition, bits_per_byte, loss_by_position
+from tessera.models.recurrence.segment_loss import balancing_weight
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.recipes.sections import Recipe, Stage
 from tessera.training.corpus import Corpus
@@ -103,8 +104,10 @@ class CorpusData(TrainingData):
     def losses(self, model: nn.Module, stage: Stage, number: int, step: int) -> Iterator[Tensor]:
         """Of all tokens that have a label: micro-batches with fewer of them count less."""
         parts, options = self.parts(stage, number, step), dict[str, Any]()
-        share = len(parts) * self.processes.count
+        share = count = len(parts) * self.processes.count
+        balancing = 0.0
         if takes_num_items(model):
+            balancing = balancing_weight(model) if count > 1 else 0.0
             labels = sum((part["labels"][:, 1:] != IGNORED).sum() for part in parts)
             items = self.processes.total(torch.as_tensor(labels)).to(self.processes.device)
             options["num_items_in_batch"], share = items, 1
@@ -113,7 +116,10 @@ class CorpusData(TrainingData):
         for part in parts:
             inputs = {name: tensor.to(self.processes.device) for name, tensor in part.items()}
             with self.autocast():
-                loss = model(**inputs, **options).loss / share
+                output = model(**inputs, **options)
+                loss = output.loss / share
+                if balancing:  # which the model adds to the loss of each part as to a whole batch's
+                    loss = loss - balancing * (1 - 1 / count) * output.aux_loss
             yield loss
 
     @property

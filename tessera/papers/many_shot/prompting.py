@@ -44,8 +44,9 @@ def many_shot_scores(
     """Shots -> "delimiter, order" and "best" -> score -> mean, standard error over contexts, count.
 
     `exact_match`: the greedy continuation up to the end of the line is the label. `likeliest_label`: of all labels of
-    the context, each up to that end, the right one has the highest log-likelihood. "best" is the strategy with the highest `exact_match` at
-    this number of shots, as in the paper. The same contexts and queries are used with both delimiters.
+    the context, with the end of their line, the right one has the highest log-likelihood. "best" is the strategy with
+    the highest `exact_match` at this number of shots, as in the paper. The same contexts and queries are used with both
+    delimiters.
 
     Args:
         anonymous: "class 1", ... instead of the labels' own names. contexts: for each number of shots and strategy.
