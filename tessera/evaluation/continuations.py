@@ -6,6 +6,7 @@ rests are read in batches, padded on the right. Long texts are read in pieces, s
 
 import inspect
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -117,7 +118,7 @@ def continuation_likelihoods(
         batch_size: rows per call; fewer where their forked states would exceed 4 GiB. worth_sharing: a prefix is read
             once where this saves so many tokens (default: 16 on CPUs, 512 elsewhere).
     Raises:
-        TesseraError: an empty context or continuation.
+        TesseraError: an empty context or continuation, or logits that are NaN.
     """
     for request in requests:
         for name, tokens in (("context", request.context), ("continuation", request.continuation)):
@@ -145,6 +146,8 @@ def continuation_likelihoods(
                         totals[number] += float(values.log_softmax(-1).gather(1, next_tokens).sum())
                         greedy[number] &= bool((values.argmax(-1, keepdim=True) == next_tokens).all())
             bar.update(sum(len(row.requests) for row in batch))
+    # The likeliest of several would be the first.
+    expect(not any(map(math.isnan, totals)), "continuation_likelihoods", "the model's logits", "be numbers", "NaN")
     return [Likelihood(*pair) for pair in zip(totals, greedy)]
 
 

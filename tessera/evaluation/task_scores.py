@@ -72,8 +72,8 @@ def score_task(
     The task's tokens are the first ids of the model's vocabulary, and predictions are made among them alone. Which
     examples these are depends on `seed`, not on `batch_size`: how many are read at once, of `DRAWN_TOGETHER`. `rows`
     gets one for each example: prompt, target and answer, as text where the task has words, and its scores.
-    Raises `TesseraError`: a task that is not about tokens, a vocabulary smaller than the task's, or examples longer
-    than the model's positions.
+    Raises `TesseraError`: a task that is not about tokens, a vocabulary smaller than the task's, examples longer than
+    the model's positions, or logits that are NaN.
     """
     size, needed = model.config.get_text_config().vocab_size, getattr(task, "vocab_size", None)
     if isinstance(task, QuestionTask):  # a tokenizer of its own may have more
@@ -167,4 +167,6 @@ def _logits(model: PreTrainedModel, tokens: Tensor, precision: str) -> Tensor:
     needed = f"make examples of at most {longest} tokens, the positions that this model has learned"
     expect(longest is None or length <= longest, "eval", "--lengths", needed, f"{length} tokens")
     with autocast(precision, model.device.type):
-        return model(tokens.to(model.device), use_cache=False).logits.float().cpu()
+        logits = model(tokens.to(model.device), use_cache=False).logits.float().cpu()
+    expect(not bool(logits.isnan().any()), "eval", "the model's logits", "be numbers", "NaN")  # the first is likeliest
+    return logits

@@ -97,6 +97,15 @@ def test_the_likeliest_continuation_is_greedy():
     assert [one.is_greedy for one in continuation_likelihoods(model, pairs)] == [True, False]
 
 
+def test_nan_is_no_likelihood():
+    """Weights may be finite and logits not: infinity minus infinity."""
+    model, [prompt] = CASES["transformer"].build(), drawn(12)
+    for parameter in model.parameters():
+        parameter.data.fill_(torch.finfo(parameter.dtype).max)
+    with pytest.raises(TesseraError, match="the model's logits must be numbers; got NaN"):
+        continuation_likelihoods(model, [Request(prompt, [1]), Request(prompt, [2])])
+
+
 def tokens_read(model, requests, **options):
     count = 0
 

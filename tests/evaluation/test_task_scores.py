@@ -134,6 +134,10 @@ def test_what_cannot_be_scored_is_said():
         score_task(Oracle(task, extra=-1), task)
     with pytest.raises(TesseraError, match="--task must be about tokens"):
         score_task(Oracle(task), TASKS["three_moons"]())
+    model = Mock(config=MemoryMosaicConfig(vocab_size=task.vocab_size), device=torch.device("cpu"))
+    model.side_effect = lambda tokens, use_cache: SimpleNamespace(logits=torch.full((*tokens.shape, 19), torch.nan))
+    with pytest.raises(TesseraError, match="the model's logits must be numbers; got NaN"):
+        score_task(model, task, examples=1)
 
 
 def test_a_report_has_a_row_per_length(monkeypatch):
