@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tessera.base.errors import TesseraError
-from tessera.papers.babilong.benchmark import benchmark_labels, exact_match, published_match, read_samples
+from tessera.papers.babilong.benchmark import benchmark_labels, exact_match, published_match, read_samples, results_file
 from tessera.papers.babilong.stories import labels
 
 
@@ -70,3 +70,9 @@ def test_what_the_benchmark_looks_for_are_the_answers_of_the_task(targets):
         assert published_match("She is in the office.", "Where is Mary?", "office", answers)
     assert benchmark_labels(Path("my.json"), ["Bill", "apple"])[0] == "qa5"
     assert benchmark_labels(Path("qa12/1k.json"), ["yes", "no"]) == ("", {"yes", "no"})
+
+
+def test_a_file_is_of_the_task_and_length_that_its_path_names_last():
+    assert benchmark_labels(Path("qa1-runs/qa5/4k.json"), ["Bill"])[0] == "qa5"
+    assert benchmark_labels(Path("qa1-runs/qa10/4k.json"), ["yes"]) == ("", {"yes"})
+    assert results_file(Path("out"), Path("up-to-10M/qa5/4k.json"), "qa5", False).name.startswith("qa5_4k_")

@@ -73,12 +73,12 @@ def subtargets(target: str) -> list[str]:
 def benchmark_labels(path: Path, targets: Iterable[str]) -> tuple[str, Collection[str]]:
     """The task that a file of samples is of, and its labels, which are the task's and not those that the file holds.
 
-    It is named in the path, as in `qa1/4k.json`, or it is the first whose labels have all `targets`; a file of no task
-    of the benchmark ("") has its own.
+    It is named last in the path, as in `qa1/4k.json`, or it is the first whose labels have all `targets`; a file of no
+    task of the benchmark ("") has its own.
     """
     answers = {part for target in targets for part in subtargets(target)}
-    named = re.search(r"qa[1-5](?!\d)", str(path))
-    kind = named[0] if named else next((kind for kind in LENGTHS if answers <= set(labels(kind))), "")
+    last = ["", *re.findall(r"qa\d+", str(path))][-1]
+    kind = last if last in LENGTHS else next((kind for kind in LENGTHS if answers <= set(labels(kind))), "")
     return kind, labels(kind) if kind else answers
 
 
@@ -87,11 +87,11 @@ def results_file(folder: Path, path: Path, kind: str, has_examples: bool) -> Pat
 
     Raises `TesseraError`: a path that does not name task and length.
     """
-    length = re.search(r"(?<![\w.])\d+[kM](?![a-zA-Z])", str(path).replace("_", "/"))
-    if not kind or length is None:
+    lengths = re.findall(r"(?<![\w.])\d+[kM](?![a-zA-Z])", str(path).replace("_", "/"))
+    if not kind or not lengths:
         raise TesseraError(f"ask: --results needs samples named by task and length, as qa1/4k.json; got {path}.")
     prompt = f"instruction_no_examples_{'yes' if has_examples else 'no'}_post_prompt_no"
-    return folder / f"{kind}_{length[0]}_{prompt}.csv"
+    return folder / f"{kind}_{lengths[-1]}_{prompt}.csv"
 
 
 def write_results(
