@@ -17,7 +17,7 @@ from tessera.inspection.attention_weights import (
     is_exchangeable,
     returned_weights,
 )
-from tessera.inspection.watched_text import Reading
+from tessera.inspection.watched_text import Part, Reading
 from tessera.kernels import Kernel
 from tessera.memories.association import AssociationMemory
 from tessera.models.recurrence import MemoryState
@@ -185,7 +185,7 @@ def observe_recalls(
 
     O(H N) memory whatever the number of queries, as far as `receive` keeps nothing. `after_part`: see
     `Reading.losses`.
-    Raises `TesseraError`: a position outside the text, a model without memories.
+    Raises `TesseraError`: a position outside the text, a model without memories or whose layers run several times.
     """
     steps = reading.input_ids.shape[1]
     inside = all(0 <= position < steps for position in positions)
@@ -194,6 +194,8 @@ def observe_recalls(
         current = stack.enter_context(running_sites(find_sites(reading.model)))
         recorder = _Recorder(current, reading, positions, receive)
         stack.enter_context(intercepted(recorder.regression))
+        for site in current.sites.values():
+            stack.enter_context(site.module.register_forward_pre_hook(recorder.once(site.name)))
         attentions = [site.module for site in current.sites.values() if site.kind == "attention"]
         if attentions and is_exchangeable(reading.base):
             stack.enter_context(intercepted_attention(reading.base, recorder.attention))
@@ -205,7 +207,12 @@ def observe_recalls(
             if after_part is not None:
                 after_part(state)
 
-        return reading.losses(end_part)
+        losses = reading.losses(end_part)
+    idle = [
+        site.name for site in current.sites.values() if site.kind == "attention" and site.name not in recorder.parts
+    ]
+    expect(not idle, "inspection", "every attention", "run", f"{', '.join(idle)}, which did not")
+    return losses
 
 
 class CurrentSite:
@@ -246,6 +253,18 @@ class _Recorder:
         self.current, self.reading, self.positions, self.receive = current, reading, positions, receive
         self.calls: list[Call] = []
         self.site: Site | None = None
+        self.parts: dict[str, Part] = {}  # what each memory, and its attention, has read last
+
+    def once(self, name: str) -> Callable[..., None]:
+        """What must be called once in a part: in a loop (HRM) or beside another (DiffLlama), weights are several."""
+
+        def check(*arguments: object) -> None:
+            part, model = self.reading.part, type(self.reading.base).__name__
+            got = f"{name} of {model}, which runs several times"
+            expect(self.parts.get(name) is not part, "inspection", "every memory", "run once in a pass", got)
+            self.parts[name] = part
+
+        return check
 
     def regression(self, call: Call, run: Callable[[Call], Tensor]) -> Tensor:
         """Keep the calls of one memory until the next begins."""
@@ -277,6 +296,7 @@ class _Recorder:
         self.flush()
         if self.current.site is not None:
             self.site = site = self.current.site
+            self.once(f"attention in {site.name}")()
             for position in self._read_now():
                 step = torch.tensor([self.reading.part.step(position)], device=key.device)
                 weights = attention_weights(query, key, mask, scale, step)[0, :, 0]

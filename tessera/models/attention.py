@@ -10,7 +10,9 @@ Options of a kernel are attributes of the model's configuration: `entmax_alpha` 
 `num_neighbours` (32). `learn_alpha` gives each head of a model an alpha of its own.
 """
 
+import inspect
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +46,7 @@ STRUCTURE = "_tessera_structure"  # attribute of a mask: the `_Structure` that s
 REFUSED = {"softcap": "soft-capping of scores", "position_bias": "a position bias"}
 REFUSED |= dict.fromkeys(("s_aux", "sinks"), "attention sinks")
 REFUSED |= dict.fromkeys(("indices", "block_indices"), "a choice of keys for each query")
-
+NEEDED = "take its attention from transformers' AttentionInterface"
 
 ENTMAX = "tessera_entmax"
 LEARNED = "learned_entmax"  # in a configuration: the start and bounds of the alphas; in its attention: their module
@@ -71,10 +73,41 @@ ATTENTION_KERNELS: dict[str, Callable[[PreTrainedConfig], Kernel]] = {
 
 
 def register() -> None:
-    """Make every name in `ATTENTION_KERNELS` an `attn_implementation` of transformers."""
+    """Make every name in `ATTENTION_KERNELS` an `attn_implementation` of transformers.
+
+    A model of text, or a part of one, whose attention never asks for it is refused where it is made or told so:
+    transformers would go on with the attention of its own, or with none, without a word.
+    """
     for name, kernel_of in ATTENTION_KERNELS.items():
         AttentionInterface.register(name, _attention_of(name, kernel_of))
         AttentionMaskInterface.register(name, attention_mask)
+    PreTrainedModel.post_init = _refusing(PreTrainedModel.post_init)
+    PreTrainedModel.set_attn_implementation = _refusing(PreTrainedModel.set_attn_implementation)
+
+
+def _refusing(method: Callable[..., None]) -> Callable[..., None]:
+    @wraps(method)
+    def checked(model: PreTrainedModel, *arguments: Any, **options: Any) -> None:
+        method(model, *arguments, **options)
+        chosen = model.config._attn_implementation
+        if chosen in ATTENTION_KERNELS:
+            for part in filter(_reads_tokens, model.modules()):
+                expect(any(map(_asks_interface, part.modules())), chosen, "the model", NEEDED, type(part).__name__)
+
+    return checked
+
+
+def _reads_tokens(module: nn.Module) -> bool:
+    """Is it a model of text? Towers for images and sounds may keep an attention of their own."""
+    try:
+        return isinstance(module, PreTrainedModel) and isinstance(module.get_input_embeddings(), nn.Embedding)
+    except (NotImplementedError, AttributeError):
+        return False
+
+
+def _asks_interface(module: nn.Module) -> bool:
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return code is not None and not {"ALL_ATTENTION_FUNCTIONS", "AttentionInterface"}.isdisjoint(code.co_names)
 
 
 @explains_mistakes
@@ -153,8 +186,8 @@ def attention_mask(*arguments: Any, local_size: int | None = None, **options: An
     config: Any = options.get("config")
     model: Any = None if torch.compiler.is_compiling() else MODEL_MAPPING.get(type(config), None)
     if hasattr(model, "_can_set_attn_implementation"):  # a class, or several
-        needed, name = "take its attention from transformers' AttentionInterface", config._attn_implementation
-        expect(model._can_set_attn_implementation(), name, "the model", needed, model.__name__)
+        name = config._attn_implementation
+        expect(model._can_set_attn_implementation(), name, "the model", NEEDED, model.__name__)
         options["allow_is_causal_skip"] = model._supports_sdpa and options.get("allow_is_causal_skip", True)
     mask = sdpa_mask(*arguments, local_size=local_size, **options)
     if mask is not None and not torch.compiler.is_compiling():

@@ -56,10 +56,14 @@ class Sweep(NamedTuple):
     def read(cls, recipe: str, overrides: Sequence[str], output: Path | None = None) -> "Sweep":
         """The sweep of a recipe (a file, or the name of a shipped one); `output` is runs/sweeps/NAME by default.
 
+        Points that are one recipe, such as 1e-3 and 0.001, are one run, by the first of their names.
         Raises `TesseraError`: a mistake in the recipe or in an override, in any of the runs.
         """
-        points = grid(overrides)
-        recipes = [read_recipe(recipe, point.overrides) for point in points]
+        points, recipes = [], []
+        for point in grid(overrides):
+            if (read := read_recipe(recipe, point.overrides)) not in recipes:
+                points.append(point)
+                recipes.append(read)
         return cls(recipe, points, recipes, output or Path("runs") / "sweeps" / recipes[0].name)
 
     def run(self, begin: Callable[[int, Point], None] = lambda number, point: None) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class RunSummary:
         """The validation in words."""
         if self.validation_exact_match is not None:
             right = f"{100 * self.validation_exact_match:.1f} % of the answers are right"
-            return f"validation: {right}, loss {self.validation_loss:.4f} nats/token"
+            return f"validation: {right}, loss {self.validation_loss:.4f} nats/token of the answers (mean of batches)"
         bits = f", {self.validation_bits_per_byte:.4f} bits/byte" if self.validation_bits_per_byte is not None else ""
         return f"validation loss {self.validation_loss:.4f} nats/token{bits}"
 
@@ -54,9 +54,10 @@ def model_card(recipe: Recipe, summary: RunSummary) -> str:
         "learning rate": _learning_rate(recipe),
         "seed": recipe.seed,
     }
+    of_what = "" if summary.validation_exact_match is None else " of the answers, mean of batches"
     scores = {
         "right answers (higher is better)": summary.validation_exact_match,
-        "loss, nats per token (lower is better)": summary.validation_loss,
+        f"loss, nats per token{of_what} (lower is better)": summary.validation_loss,
         "bits per byte (lower is better)": summary.validation_bits_per_byte,
     }
     measured = {name: f"{score:.4f}" for name, score in scores.items() if score is not None}

@@ -184,7 +184,10 @@ class StagedQuestions(StagedData):
             yield loss + charged if penalties else loss
 
     def predictions(self, model: nn.Module, stage: Stage) -> dict[str, float]:
-        """Means over contexts: the share of right answers, and a batch's loss, which is per token of its answers."""
+        """Means over contexts: the share of right answers, and their batch's loss per token of its answers.
+
+        With answers of unequal lengths that loss is not the mean over all tokens. It stays what stored results have.
+        """
         training, losses, shares = self.recipe.training, 0.0, 0.0
         for first in range(0, training.evaluate_sequences, training.batch_size):
             count = min(training.batch_size, training.evaluate_sequences - first)

@@ -30,6 +30,8 @@ def run(tmp_path_factory, short_books):
     with redirect_stdout(printed):
         assert main(["train", "armt-babilong-qa1", *small, "--output", str(folder)]) == 0
     assert "% of the answers are right" in printed.getvalue()
+    assert "nats/token of the answers (mean of batches)" in printed.getvalue()
+    assert "nats per token of the answers, mean of batches" in (folder / "README.md").read_text()
     return folder
 
 

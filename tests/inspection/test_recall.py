@@ -8,7 +8,7 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 import tessera
 from tessera.base.errors import TesseraError
-from tessera.inspection import Removal, find_sites, loss_of
+from tessera.inspection import Removal, find_sites, loss_of, trace
 from tessera.inspection.attention_weights import returned_weights
 from tessera.inspection.recall import recall_weights
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config
@@ -151,6 +151,29 @@ def test_keys_that_a_model_chooses_for_each_query_are_the_ones_that_are_seen(kin
         assert recall.num_pairs.tolist() == [2, 3]
     with pytest.raises(TesseraError, match="but no head or pair left out"):
         loss_of(model, IDS, Removal(find_sites(model)[0], head=0))
+
+
+LONGCAT = {"num_layers": 1, "ffn_hidden_size": 16, "expert_ffn_hidden_size": 8, "n_routed_experts": 4, "moe_topk": 2}
+LONGCAT |= {"head_dim": 4, "q_lora_rank": 8, "kv_lora_rank": 8}
+LONGCAT |= {"qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4}
+LOOPED = {
+    "hrm_text": ({}, r"every memory must run once in a pass; got model\.L_module\.layers\.0\.self_attn"),
+    "diffllama": ({}, r"must run once in a pass; got attention in model\.layers\.0\.self_attn of DiffLlama"),
+    "longcat_flash": (LONGCAT, r"every attention must run; got model\.layers\.0\.self_attn, which did not"),
+}
+
+
+@pytest.mark.parametrize("kind", LOOPED)
+def test_layers_that_run_several_times_or_are_not_known_are_refused(kind):
+    """Weights of one pass stood for all of a loop, those of DiffLlama twice, and LongCat's layers had none."""
+    if kind not in CONFIG_MAPPING:
+        pytest.skip("this transformers has no such model")
+    more, message = LOOPED[kind]
+    sizes = {name: SPARSE[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")}
+    model = build(CONFIG_MAPPING[kind](**{**sizes, "intermediate_size": 16, **more}))
+    for make in (trace, recall_weights):
+        with pytest.raises(TesseraError, match=message):
+            make(model, IDS)
 
 
 @pytest.mark.parametrize("is_autocast", [False, True])

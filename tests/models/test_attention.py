@@ -7,15 +7,15 @@ import torch
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
+    AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
     BigBirdPegasusConfig,
-    BloomConfig,
     Gemma3TextConfig,
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
     Qwen3Config,
-    XGLMConfig,
 )
 from transformers.masking_utils import eager_mask
 
@@ -33,7 +33,6 @@ CONFIGURATIONS = {
     "qwen3": Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=8),
     "gemma3": Gemma3TextConfig(**SIZES, num_key_value_heads=2, head_dim=8, sliding_window=5),
 }
-XGLM = XGLMConfig(vocab_size=50, d_model=16, ffn_dim=16, num_layers=1, attention_heads=2)
 ORACLES = {
     "tessera_gaussian": lambda scores: scores.softmax(-1),
     "tessera_sparsemax": sparsemax,
@@ -225,12 +224,47 @@ def test_what_kernels_cannot_do_is_refused_by_name(option, what):
         attend(layer, x, x[:, :2], x[:, :2], None, **{option: torch.ones(1)})
 
 
-@pytest.mark.parametrize("config", [BloomConfig(vocab_size=50, hidden_size=16, n_head=2, n_layer=1), XGLM])
-def test_a_model_with_an_attention_of_its_own_is_refused(config):
-    """It would go on with softmax, and without a mask see the future."""
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="tessera_biweight")
-    with pytest.raises(TesseraError, match="tessera_biweight: the model must take its attention from transformers'"):
+OWN = {  # models with an attention of their own, or with none
+    "bloom": {"vocab_size": 50, "hidden_size": 16, "n_head": 2, "n_layer": 1},
+    "xglm": {"vocab_size": 50, "d_model": 16, "ffn_dim": 16, "num_layers": 1, "attention_heads": 2},
+    "openai-gpt": {"vocab_size": 50, "n_embd": 16, "n_layer": 1, "n_head": 2},
+    "xlm": {"n_words": 50, "emb_dim": 16, "n_layers": 1, "n_heads": 2},
+    "xlnet": {"vocab_size": 50, "d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16},
+    "cpmant": {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2, "dim_head": 8, "dim_ff": 16},
+    "trocr": {"vocab_size": 50, "d_model": 16, "decoder_layers": 1, "decoder_attention_heads": 2},
+    "rwkv": {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1},
+    "mamba": {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1},
+    "lstm": {"vocab_size": 50, "hidden_size": 16, "num_layers": 1},
+}
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_a_model_with_an_attention_of_its_own_is_refused(kind):
+    """It would go on with softmax (BLOOM without a mask: it would see the future), or with none, without a word."""
+    needed = "tessera_biweight: the model must take its attention from transformers' AttentionInterface"
+    config = AutoConfig.for_model(kind, **OWN[kind])
+    with pytest.raises(TesseraError, match=needed), torch.device("meta"):
+        AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="tessera_biweight")
+    if kind == "mamba":  # of others transformers itself warns
+        model = AutoModelForCausalLM.from_config(config)
+        with pytest.raises(TesseraError, match=needed):
+            model.set_attn_implementation("tessera_biweight")
+
+
+def test_a_mask_says_so_of_what_was_told_later():
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("bloom", **OWN["bloom"]))
+    model.config._attn_implementation = "tessera_biweight"
+    with pytest.raises(TesseraError, match="take its attention from transformers' AttentionInterface; got BloomModel"):
         model(ids())
+
+
+def test_an_encoder_with_an_attention_of_its_own_is_refused():
+    """BigBird-Pegasus reads the text by sparse softmax; its decoder alone would have the kernel."""
+    sizes = {"vocab_size": 50, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
+    sizes |= dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2)
+    config = BigBirdPegasusConfig(**sizes, encoder_ffn_dim=16, decoder_ffn_dim=16)
+    with pytest.raises(TesseraError, match="got BigBirdPegasusEncoder"), torch.device("meta"):
+        AutoModelForSeq2SeqLM.from_config(config, attn_implementation="tessera_biweight")
 
 
 def test_an_attention_that_does_not_say_that_it_is_causal_is_so():

@@ -60,6 +60,16 @@ def test_a_mistake_in_the_last_run_is_told_before_the_first_begins(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_values_that_are_equal_are_one_run(tmp_path):
+    """Written in two ways they were trained twice, in two folders."""
+    varied = ["training.learning_rate=1e-3,0.001,3e-3", "model.num_layers=2,02"]
+    sweep = Sweep.read("tiny", varied, tmp_path)
+    assert [point.label for point in sweep.points] == [
+        f"learning_rate={rate}, num_layers=2" for rate in ("1e-3", "3e-3")
+    ]
+    assert [recipe.training.learning_rate for recipe in sweep.recipes] == [1e-3, 3e-3]
+
+
 def test_the_best_is_the_lowest_loss_of_those_that_ended():
     assert best([outcome(2.0), outcome(None), outcome(1.5), outcome(1.6)]) == 2
     assert best([outcome(None)]) is None
