@@ -43,9 +43,12 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"{'parameters':<22}{counted.parameters:>16,}")
     for part, number in counted.parameters_by_part.items():
         print(f"  {part:<20}{number:>16,}  {100 * number / counted.parameters:5.1f} %")
-    print(f"{'FLOPs per token':<22}{counted.flops_per_token:>16,}  forward, {counted.context} tokens of context")
-    memory = counted.state_bytes_per_1000_tokens / 1e6
-    print(f"{'memory of context':<22}{memory:>13,.3f} MB  per 1,000 tokens, {counted.dtype}")
+    if counted.flops_per_token is None or counted.state_bytes_per_1000_tokens is None:
+        print(f"{'FLOPs and memory':<22}{'unknown':>16}  {counted.unknown}")
+    else:
+        print(f"{'FLOPs per token':<22}{counted.flops_per_token:>16,}  forward, {counted.context} tokens of context")
+        memory = counted.state_bytes_per_1000_tokens / 1e6
+        print(f"{'memory of context':<22}{memory:>13,.3f} MB  per 1,000 tokens, {counted.dtype}")
     if Path(arguments.what).is_dir() and (known := asked_task(arguments.what)[1]):
         print(f"it {known}: see tessera ask")
     return 0

@@ -30,15 +30,19 @@ _PARTS = (
 
 @dataclass(frozen=True)
 class ModelAccount:
-    """What a model costs. `state_bytes_per_1000_tokens` is the memory that decoding keeps, in `dtype`."""
+    """What a model costs. `state_bytes_per_1000_tokens` is the memory that decoding keeps, in `dtype`.
+
+    Both it and the FLOPs are None where the rules for transformers do not count them; `unknown` says why.
+    """
 
     model_type: str
     context: int
     dtype: str
     parameters: int
     parameters_by_part: dict[str, int]
-    flops_per_token: int
-    state_bytes_per_1000_tokens: float
+    flops_per_token: int | None
+    state_bytes_per_1000_tokens: float | None
+    unknown: str = ""
 
 
 def account(config: PreTrainedConfig, context: int, dtype: torch.dtype = torch.bfloat16) -> ModelAccount:
@@ -50,14 +54,21 @@ def account(config: PreTrainedConfig, context: int, dtype: torch.dtype = torch.b
     parts = _ask(model, "parameters_by_part", parameters_by_part)
     total = sizes.num_parameters(model)
     assert sum(parts.values()) == total, f"the parts of {config.model_type} do not add up: {parts}, {total}"
+    flops, state, unknown = None, None, ""
+    try:
+        flops = int(_ask(model, "flops_per_token", lambda model, n: sizes.flops_per_token(config, n), context))
+        state = 1000 * _ask(model, "state_bytes_per_token", state_bytes_per_token, dtype)
+    except TesseraError as error:
+        unknown = str(error)
     return ModelAccount(
         model_type=config.model_type,
         context=context,
         dtype=str(dtype).removeprefix("torch."),
         parameters=total,
         parameters_by_part=parts,
-        flops_per_token=int(_ask(model, "flops_per_token", lambda model, n: sizes.flops_per_token(config, n), context)),
-        state_bytes_per_1000_tokens=1000 * _ask(model, "state_bytes_per_token", state_bytes_per_token, dtype),
+        flops_per_token=flops,
+        state_bytes_per_1000_tokens=state,
+        unknown=unknown,
     )
 
 
@@ -89,7 +100,7 @@ def parameters_by_part(model: nn.Module) -> dict[str, int]:
 def state_bytes_per_token(model: PreTrainedModel, dtype: torch.dtype) -> float:
     """What all layers of attention keep of a token; those with sliding windows do not grow with the context."""
     config = model.config.get_text_config()
-    return config.num_hidden_layers * sizes.attention_shares(config)[0] * sizes.cached_numbers(config) * dtype.itemsize
+    return sizes.num_layers(config) * sizes.attention_shares(config)[0] * sizes.cached_numbers(config) * dtype.itemsize
 
 
 explain_all(globals(), ("account", "parameters_by_part", "training_flops_per_sequence", "state_bytes_per_token"))

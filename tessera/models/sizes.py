@@ -1,5 +1,7 @@
 """How large a model is and what a token costs, without allocating its weights."""
 
+import re
+
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
@@ -7,6 +9,14 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from tessera.base.errors import expect
 
 WITHOUT_ATTENTION = ("linear_attention", "mamba", "conv", "moe", "mlp")  # kinds of layers
+# What reads images, sounds and encoded texts that a language model alone is not given, by names of its parameters.
+OTHERS = re.compile(r"encoder_attn|cross_?attn|crossattention|projector|vision|visual|image|audio")
+# Fields of configurations whose arithmetic the rules for transformers do not have.
+UNCOUNTED = dict.fromkeys(("index_topk", "index_topk_blocks"), "keys that are chosen for each query")
+UNCOUNTED |= {"H_cycles": "layers in loops", "lambda_std_dev": "differences of two attentions"}
+UNCOUNTED |= {"num_mem_blocks": "an adapter for each place of a layer"}
+UNCOUNTED |= {"rel_extent": "a position bias of its own", "prompt_length": "a prompt before each text"}
+UNCOUNTED["is_heterogeneous"] = "layers of different sizes"
 
 
 def count_parameters(config: PreTrainedConfig) -> int:
@@ -29,15 +39,16 @@ def flops_per_token(config: PreTrainedConfig, context: int, with_values: bool = 
     """Floating-point operations of the forward pass per token with `context` tokens before it.
 
     2 for every weight that multiplies (an embedding looks up; one tied to the output layer multiplies there), and for
-    each memory of each layer 2 per key and width for the similarities and 2 for the weighted values.
+    each memory of each layer 2 per key and width for the similarities and 2 for the weighted values. What the states
+    of linear attention and state spaces compute beside their weights (a few per cent in published models) is left out.
 
     Without `with_values` the products of weights with values are left out. That is the rule of the v2 paper's tables
     (`2 N + 2 L n d`, Kaplan et al. 2020, as in Casson 2023): it alone gives their 18.9 B (large), 15.6 B (without
     long-term memory) and 16.7 B (transformer) at context 256.
     """
-    weights = multiplying_weights(meta_model(config))
+    pairs = sum(pairs_per_query(config, context))  # first: it refuses what the rules do not count
     keys, values = recall_widths(config)
-    return 2 * weights + 2 * (keys + with_values * values) * sum(pairs_per_query(config, context))
+    return 2 * multiplying_weights(meta_model(config)) + 2 * (keys + with_values * values) * pairs
 
 
 def flops_per_sequence(config: PreTrainedConfig, length: int) -> int:
@@ -55,11 +66,17 @@ def recall_widths(config: PreTrainedConfig) -> tuple[int, int]:
     text = config.get_text_config()
     if not getattr(text, "num_attention_heads", None):
         return 0, 0
-    heads = text.num_hidden_layers * text.num_attention_heads
+    heads = num_layers(config) * text.num_attention_heads
     if getattr(text, "kv_lora_rank", None):  # latent attention (DeepSeek): `head_dim` is that of the rotated part
         return heads * (text.qk_nope_head_dim + text.qk_rope_head_dim), heads * text.v_head_dim
     width = heads * (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
     return width, width
+
+
+def num_layers(config: PreTrainedConfig) -> int:
+    """The layers of the language model; `num_hidden_layers` of BART are those of its encoder."""
+    text = config.get_text_config()
+    return getattr(text, "decoder_layers", None) or text.num_hidden_layers
 
 
 def cached_numbers(config: PreTrainedConfig) -> int:
@@ -74,16 +91,25 @@ def cached_numbers(config: PreTrainedConfig) -> int:
 
 
 def multiplying_weights(model: PreTrainedModel) -> int:
-    """Numbers in the matrices that a token is multiplied with; of experts, in those that it is sent to."""
-    tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
-    weights = {name: w for name, w in model.named_parameters() if w.dim() >= 2 and w not in tables}
-    text = model.config.get_text_config()
+    """Numbers in the matrices that a token is multiplied with; of experts, in those that it is sent to.
+
+    A layer that stands in several places (Zamba) counts in each; towers for images and sounds do not.
+    """
+    text, modules = model.config.get_text_config(), list(model.modules())
+    kinds = (model.config.model_type, text.model_type)
+    towers = [part for part in modules if isinstance(part, PreTrainedModel) and part.config.model_type not in kinds]
+    unused = {weight for tower in towers for weight in tower.parameters()}
+    unused |= {module.weight for module in modules if isinstance(module, nn.Embedding)}
     names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
     experts = next((number for name in names if (number := getattr(text, name, None))), 1)
     used = min(experts, getattr(text, "num_experts_per_tok", None) or getattr(text, "moe_topk", None) or experts)
-    matrices = sum(w.numel() * used // experts if ".experts." in name else w.numel() for name, w in weights.items())
+    matrices = 0
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        if weight.dim() >= 2 and weight not in unused and not OTHERS.search(name):
+            is_expert = ".experts." in name or (weight.dim() == 3 and len(weight) == experts)
+            matrices += weight.numel() * used // experts if is_expert else weight.numel()
     read_out = model.get_output_embeddings()
-    is_tied = read_out is not None and read_out.weight in tables
+    is_tied = read_out is not None and read_out.weight in unused
     return matrices + (read_out.weight.numel() if is_tied else 0)
 
 
@@ -92,15 +118,29 @@ def pairs_per_query(config: PreTrainedConfig, context: int) -> list[int]:
 
     A configuration answers by its own `pairs_per_query(context)`; attention sees the whole context, in layers with a
     sliding window that alone, in linear layers none: the mean over layers. Raises `TesseraError` for a model that has
-    neither.
+    neither, or what the rules do not count.
     """
     if hasattr(config, "pairs_per_query"):
         return config.pairs_per_query(context)
-    has_attention = getattr(config.get_text_config(), "num_attention_heads", None)
-    advice = "Its configuration may answer by a method pairs_per_query(context)."
-    expect(bool(has_attention), "flops_per_token", "config", "be of a model with attention", config.model_type, advice)
+    expect_counted(config)
     full, windowed = attention_shares(config)
     return [round(windowed * min(context, attention_window(config) or context) + full * context)]
+
+
+def expect_counted(config: PreTrainedConfig) -> None:
+    """Raise `TesseraError` for a model that has no attention, or an arithmetic that the rules for it do not have."""
+    text, advice = config.get_text_config(), "Its configuration may answer by a method pairs_per_query(context)."
+    for name, meaning in UNCOUNTED.items():
+        expect(
+            not getattr(text, name, None),
+            "flops_per_token",
+            "config",
+            f"be without {meaning}",
+            config.model_type,
+            advice,
+        )
+    has_attention = getattr(text, "num_attention_heads", None)
+    expect(bool(has_attention), "flops_per_token", "config", "be of a model with attention", config.model_type, advice)
 
 
 def attention_window(config: PreTrainedConfig) -> int | None:

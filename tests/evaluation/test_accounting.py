@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
+    CONFIG_MAPPING,
     AriaTextConfig,
+    AutoConfig,
     AutoModelForCausalLM,
     DeepseekV3Config,
     FalconConfig,
@@ -19,7 +21,9 @@ from transformers import (
     Qwen3NextConfig,
 )
 
-from tessera.evaluation.accounting import account
+from tessera.base.errors import TesseraError
+from tessera.cli.main import main
+from tessera.evaluation.accounting import account, training_flops_per_sequence
 from tessera.memories.linear_attention import VARIANTS
 from tessera.models.linear_attention import LinearAttentionConfig
 from tessera.models.sizes import pairs_per_query
@@ -144,6 +148,57 @@ def test_layers_without_attention_compare_no_pairs(name):
     near, far = account(config, 100, torch.float32), account(config, 200)
     assert far.flops_per_token - near.flops_per_token == 100 * 4 * 4 * 8
     assert near.state_bytes_per_1000_tokens == 1000 * 2 * 2 * 8 * 4
+
+
+TINY = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
+BART = {"vocab_size": 60, "d_model": 32, "encoder_layers": 1, "decoder_layers": 3, "decoder_attention_heads": 4}
+STATES = {"mamba_d_state": 2, "n_mamba_heads": 2, "mamba_dt_rank": 4, "use_mamba_kernels": False}
+EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2, "kv_channels": 8, "num_key_value_heads": 2}
+IN_PLACES = {  # weights of a model that multiply elsewhere, several times or not at all
+    "bart": {**BART, "encoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48},
+    "jetmoe": {**TINY, **EXPERTS, "tie_word_embeddings": True},
+    "gemma3": {"text_config": {**TINY, "head_dim": 8, "num_key_value_heads": 2}, "vision_config": {**TINY}},
+    "zamba": {**TINY, **STATES, "num_hidden_layers": 6, "attn_layer_offset": 1, "attn_layer_period": 2},
+}
+
+
+@pytest.mark.parametrize("kind", IN_PLACES)
+def test_a_weight_counts_wherever_a_text_is_multiplied_with_it(kind):
+    """Zamba's shared layers counted once; attention to an encoder, towers and all of JetMoE's experts too."""
+    config = AutoConfig.for_model(kind, **IN_PLACES[kind])
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(input_ids=torch.zeros(1, LENGTH, dtype=torch.long), use_cache=False)
+    assert account(config, LENGTH).flops_per_token == pytest.approx(counter.get_total_flops() / LENGTH, rel=0.05)
+
+
+UNKNOWN = {
+    "hrm_text": "layers in loops",
+    "diffllama": "differences of two attentions",
+    "deepseek_v32": "keys that are chosen for each query",
+    "cpmant": "a prompt before each text",
+    "zamba2": "an adapter for each place of a layer",
+    "gemma4_text": "layers of different sizes",
+}
+
+
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_what_the_rules_do_not_count_is_unknown(kind, tmp_path, capsys):
+    """Their numbers were 0.3 to 5.9 times what the models compute, or ended in a traceback."""
+    if kind not in CONFIG_MAPPING:
+        pytest.skip("this transformers has no such model")
+    config = AutoConfig.for_model(kind)
+    config.save_pretrained(tmp_path)
+    assert main(["info", str(tmp_path)]) == 0
+    said = f"unknown  flops_per_token: config must be without {UNKNOWN[kind]}; got {config.model_type}."
+    assert said in capsys.readouterr().out
+    with pytest.raises(TesseraError, match="must be without"):
+        training_flops_per_sequence(config, 8)
+
+
+def test_the_cache_of_a_decoder_is_that_of_its_own_layers():
+    config = AutoConfig.for_model("bart", **IN_PLACES["bart"])
+    assert account(config, LENGTH, torch.float32).state_bytes_per_1000_tokens == 1000 * 3 * 2 * 32 * 4
 
 
 def test_nothing_is_allocated():
