@@ -152,7 +152,7 @@ def test_layers_without_attention_compare_no_pairs(name):
 
 TINY = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
 BART = {"vocab_size": 60, "d_model": 32, "encoder_layers": 1, "decoder_layers": 3, "decoder_attention_heads": 4}
-STATES = {"mamba_d_state": 2, "n_mamba_heads": 2, "mamba_dt_rank": 4, "use_mamba_kernels": False}
+STATES = {"mamba_d_state": 2, "n_mamba_heads": 2, "mamba_dt_rank": 4, "num_key_value_heads": 4}
 EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2, "kv_channels": 8, "num_key_value_heads": 2}
 IN_PLACES = {  # weights of a model that multiply elsewhere, several times or not at all
     "bart": {**BART, "encoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48},
