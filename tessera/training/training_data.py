@@ -118,7 +118,9 @@ class CorpusData(TrainingData):
             with self.autocast():
                 output = model(**inputs, **options)
                 loss = output.loss / share
-                if balancing and output.get("aux_loss") is not None:  # which the model adds to the loss of each part as to a whole batch's
+                if (
+                    balancing and output.get("aux_loss") is not None
+                ):  # which the model adds to the loss of each part as to a whole batch's
                     loss = loss - balancing * (1 - 1 / count) * output.aux_loss
             yield loss
 
