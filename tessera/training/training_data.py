@@ -118,9 +118,8 @@ class CorpusData(TrainingData):
             with self.autocast():
                 output = model(**inputs, **options)
                 loss = output.loss / share
-                if (
-                    balancing and output.get("aux_loss") is not None
-                ):  # which the model adds to the loss of each part as to a whole batch's
+                # A model adds its balancing loss to the loss of each part, as to that of a whole batch.
+                if balancing and output.get("aux_loss") is not None:
                     loss = loss - balancing * (1 - 1 / count) * output.aux_loss
             yield loss
 
