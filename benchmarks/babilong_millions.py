@@ -1,7 +1,7 @@
 """BABILong beyond the million tokens of `tessera reproduce babilong`: a memory of constant size reads unseen books.
 
     tessera reproduce babilong --models armt_mosaic_unseen --seeds 1 --only "armt_mosaic_unseen/qa1/*"
-    OMP_NUM_THREADS=1 python -m benchmarks.babilong_millions --out results/babilong/millions.json
+    OMP_NUM_THREADS=1 python -m benchmarks.babilong_millions --out results/millions/babilong.json
 
 The training of that command is used, and gone on with where it is not done; texts are drawn and asked as it draws and
 asks them. A text that is longer than the bundled books reads them again: the record says how often. Some texts are read
