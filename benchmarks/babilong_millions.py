@@ -48,10 +48,11 @@ def main() -> None:
     arguments = parser.parse_args()
     seed = MODELS[arguments.model].first_seed if arguments.seed is None else arguments.seed
     wanted = f"{arguments.model}/{arguments.kind}/seed {seed}"
-    selection = RunSelection(
-        arguments.budget, seeds=seed - MODELS[arguments.model].first_seed + 1, models=(arguments.model,)
-    )
-    [run] = [run for run in EXPERIMENTS["babilong"].runs(selection) if run.key == wanted]
+    seeds = max(1, 1 + seed - MODELS[arguments.model].first_seed)
+    planned = EXPERIMENTS["babilong"].runs(RunSelection(arguments.budget, seeds=seeds, models=(arguments.model,)))
+    run = next((run for run in planned if run.key == wanted), None)
+    if run is None:
+        parser.error(f"--kind and --seed must be of a run of `tessera reproduce babilong`; got {wanted}")
     settings: BabilongSettings = run.configuration
     recipe = settings.read_recipe()
     task = question_task(recipe.data.task or {})

@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedConfig
 
@@ -38,6 +38,8 @@ class Fingerprint:
 
     def __init__(self) -> None:
         self.weights: list[Tensor] = []
+        self.modules: list[nn.Module] = []
+        self.children: list[nn.Module | None] = []
         self.adapted: list[Any] = []
         self.versions: list[int] | None = None
         self.structure = self.numbers = ""
@@ -48,17 +50,22 @@ class Fingerprint:
     def of(self, stack: Any, begins: bool) -> str | None:
         """Its two parts, joined by a colon; the second empty in training, where weights change between two calls.
 
-        None where nothing can be looked at. `begins`: a text begins, and modules may have been exchanged since.
+        None where nothing can be looked at. `begins`: a text begins. Modules may be exchanged within one, by adapters.
         """
         if torch.compiler.is_compiling() or is_imagined():
             return None
-        if begins or not self.weights:
+        if begins or not self.weights or self._children(stack) != self.children:
+            self.modules = list(stack.modules())[1:]  # with itself among them it would not be freed with its last name
+            self.children = self._children(stack)
             self.weights = [weight for weight in stack.parameters() if _is_readable(weight)]
             self.adapted = adapted_modules(stack)
             self.structure = _digest(json.dumps(_meaning(stack.config), sort_keys=True, default=str))
         resting = resting_adapters(self.adapted)
         structure = _digest(f"{self.structure} {resting}") if resting else self.structure
         return f"{structure}:{'' if stack.training else self._numbers()}"
+
+    def _children(self, stack: nn.Module) -> list[nn.Module | None]:
+        return [child for module in (stack, *self.modules) for child in module._modules.values()]
 
     def _numbers(self) -> str:
         versions = [0 if weight.is_inference() else weight._version for weight in self.weights]

@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from tessera.base.errors import expect
 
 WITHOUT_ATTENTION = ("linear_attention", "mamba", "conv", "moe", "mlp")  # kinds of layers
-# What reads images, sounds and encoded texts that a language model alone is not given, by names of its parameters.
-OTHERS = re.compile(r"encoder_attn|cross_?attn|crossattention|projector|vision|visual|image|audio")
+# Parameters that read images, sounds and encoded texts, of which a text alone has none.
+NOT_OF_TEXT = re.compile(r"encoder_attn|cross_?attn|crossattention|projector|vision|visual|image|audio")
 # Fields of configurations whose arithmetic the rules for transformers do not have.
 UNCOUNTED = dict.fromkeys(("index_topk", "index_topk_blocks"), "keys that are chosen for each query")
 UNCOUNTED |= {"H_cycles": "layers in loops", "lambda_std_dev": "differences of two attentions"}
@@ -40,7 +40,7 @@ def flops_per_token(config: PreTrainedConfig, context: int, with_values: bool = 
 
     2 for every weight that multiplies (an embedding looks up; one tied to the output layer multiplies there), and for
     each memory of each layer 2 per key and width for the similarities and 2 for the weighted values. What the states
-    of linear attention and state spaces compute beside their weights (a few per cent in published models) is left out.
+    of linear attention and state spaces compute beside their weights is left out.
 
     Without `with_values` the products of weights with values are left out. That is the rule of the v2 paper's tables
     (`2 N + 2 L n d`, Kaplan et al. 2020, as in Casson 2023): it alone gives their 18.9 B (large), 15.6 B (without
@@ -105,7 +105,7 @@ def multiplying_weights(model: PreTrainedModel) -> int:
     used = min(experts, getattr(text, "num_experts_per_tok", None) or getattr(text, "moe_topk", None) or experts)
     matrices = 0
     for name, weight in model.named_parameters(remove_duplicate=False):
-        if weight.dim() >= 2 and weight not in unused and not OTHERS.search(name):
+        if weight.dim() >= 2 and weight not in unused and not NOT_OF_TEXT.search(name):
             is_expert = ".experts." in name or (weight.dim() == 3 and len(weight) == experts)
             matrices += weight.numel() * used // experts if is_expert else weight.numel()
     read_out = model.get_output_embeddings()

@@ -198,7 +198,7 @@ def test_a_memory_in_segments_is_exported_for_one_length_alone():
     close(read.memory_state.A, expected.memory_state.A)
     others = {"attention_mask": torch.ones_like(ids), "labels": ids, "position_ids": torch.arange(11)[None]}
     for name, tensor in others.items():
-        with pytest.raises(TesseraError, match=f"torch.export must be of as many tokens each time.*{name}"):
+        with pytest.raises(TesseraError, match=f"torch.export must be of the same number of tokens.* got {name}"):
             export(model, (), {"input_ids": ids, name: tensor})
-    with pytest.raises(TesseraError, match="a free length"):
+    with pytest.raises(TesseraError, match="got a free length"):
         export(model, (), {"input_ids": ids}, dynamic_shapes={"input_ids": {1: torch.export.Dim.AUTO}})

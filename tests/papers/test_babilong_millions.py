@@ -14,20 +14,10 @@ from tessera.papers.runner import Job
 
 @pytest.fixture
 def ask(tmp_path, monkeypatch):
-    def ask(out, texts):
-        arguments = [
-            "--model",
-            "armt_mosaic",
-            "--budget",
-            "smoke",
-            "--trainings",
-            str(tmp_path),
-            "--tokens",
-            "1250",
-            "--together",
-            "2",
-        ]
-        monkeypatch.setattr(sys, "argv", ["", *arguments, "--texts", str(texts), "--out", str(tmp_path / out)])
+    def ask(out, texts, *more):
+        arguments = "--model armt_mosaic --budget smoke --tokens 1250 --together 2 --trainings".split()
+        arguments += [str(tmp_path), "--texts", str(texts), "--out", str(tmp_path / out), *more]
+        monkeypatch.setattr(sys, "argv", ["", *arguments])
         babilong_millions.main()
         return json.loads((tmp_path / out).read_text())
 
@@ -64,3 +54,13 @@ def test_texts_are_answered_by_the_training_of_reproduce_and_none_twice(ask, tmp
     }
     for (_, first), (_, again) in zip([read[0], read[1]], read[2:]):
         assert torch.equal(first.contexts, again.contexts)
+
+
+def test_a_run_that_is_not_planned_is_refused_in_one_line(ask, capsys):
+    for more in (("--kind", "qa9"), ("--seed", "-1")):
+        with pytest.raises(SystemExit, match="2"):
+            ask("none.json", 1, *more)
+        assert (
+            "--kind and --seed must be of a run of `tessera reproduce babilong`; got armt_mosaic/"
+            in capsys.readouterr().err
+        )

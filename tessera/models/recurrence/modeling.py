@@ -277,9 +277,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         _check_arguments(where, cache, logits_to_keep)
         self._expect_learning_memory()
         self._expect_present_memory()
-        if is_exporting():
-            others = {"attention_mask": attention_mask, "labels": labels, "position_ids": position_ids}
-            _expect_exportable(where, input_ids, inputs_embeds, others)
+        _expect_exportable(where, input_ids, inputs_embeds, attention_mask, labels, position_ids)
         text = self._text(input_ids, inputs_embeds, attention_mask, position_ids, cache)
         state = None if cache is not None or memory_state is None else self._fitting(memory_state, text.shape[0])
         loss = self._loss(labels, shift_labels, loss_mask, text)
@@ -391,9 +389,16 @@ def _check_arguments(where: str, cache: object, logits_to_keep: int | Tensor) ->
     kept_steps(where, logits_to_keep)
 
 
-def _expect_exportable(where: str, tokens: Tensor | None, vectors: Tensor | None, others: dict[str, Any]) -> None:
-    """How often segments are read is part of an exported program, in which nothing is checked."""
-    given = [name for name, tensor in others.items() if tensor is not None]
-    if any(isinstance(read.shape[1], torch.SymInt) for read in (tokens, vectors) if read is not None):
-        given.append("a free length")
-    expect(not given, where, "torch.export", "be of as many tokens each time, and a memory_state", ", ".join(given))
+def _expect_exportable(where: str, *inputs: Tensor | None) -> None:
+    """How often segments are read is part of an exported program, in which nothing is checked.
+
+    `inputs`: tokens, their embeddings, and what no program is made with: a mask, labels, positions.
+    """
+    if not is_exporting():
+        return
+    refused = ["attention_mask", "labels", "position_ids"]
+    refused = [name for name, tensor in zip(refused, inputs[2:], strict=True) if tensor is not None]
+    if any(isinstance(read.shape[1], torch.SymInt) for read in inputs[:2] if read is not None):
+        refused.append("a free length")
+    needed = "be of the same number of tokens each time, without a mask, labels or positions"
+    expect(not refused, where, "torch.export", needed, ", ".join(refused))

@@ -130,7 +130,8 @@ class SegmentLoss:
         loss = loss_per_item(total, (self.targets != IGNORED).sum(), self.num_labels, num_items)
         if not self.tokens:
             return loss
-        return loss + share_of(torch.as_tensor(self.balancing * self.balance / self.tokens), self.num_labels, num_items)
+        mean = torch.as_tensor(self.balancing * self.balance / self.tokens)
+        return loss + (mean if num_items is None else mean * self.num_labels / num_items)
 
     def share(self, penalty: Tensor | None, num_items: Tensor | int | None) -> Tensor | None:
         """Of what is charged once for all batches whose gradients are added; see `loss_per_item`."""
