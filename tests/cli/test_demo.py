@@ -82,6 +82,7 @@ def test_a_folder_of_others_is_left_alone(refused, tmp_path, which):
     assert [path.name for path in tmp_path.iterdir()] == ["answers.html"]
 
 
+@pytest.mark.slow
 def test_a_stopped_training_goes_on(tessera, tmp_path, monkeypatch):
     """The next demo begins where the last one was stopped; one that was finished, or is another, begins anew."""
     book = tmp_path / "book.txt"

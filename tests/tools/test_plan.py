@@ -55,6 +55,7 @@ def test_a_step_of_one_pass_starts_without_gradients():
     assert step_memory(whole, 1, "fp32")["gradients"] < size
 
 
+@pytest.mark.grid
 def test_shards():
     """Of each parameter a device has a share of the rows, rounded up; the gradients of others are not kept."""
     recipe, devices = small("training.shard=true", "training.micro_batch_size=1"), 8

@@ -122,6 +122,7 @@ def test_a_signal_inside_a_write_is_heard(monkeypatch):
     assert interruption.is_requested
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a terminal of its own")
 def test_a_lost_terminal_leaves_a_checkpoint(command, tmp_path):
     child, terminal = pty.fork()
