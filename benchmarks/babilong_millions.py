@@ -1,28 +1,34 @@
-"""BABILong beyond the million tokens of `tessera reproduce babilong`: a memory of constant size reads unseen books.
+"""BABILong beyond the longest texts of `tessera reproduce babilong`: a memory reads more of the unseen books.
 
     tessera reproduce babilong --models armt_mosaic_unseen --seeds 1 --only "armt_mosaic_unseen/qa1/*"
     OMP_NUM_THREADS=1 python -m benchmarks.babilong_millions --out results/millions/babilong.json
+    OMP_NUM_THREADS=1 python -m benchmarks.babilong_millions --model mosaic_unseen --tokens 262144 --together 1 --out F
 
 The training of that command is used, and gone on with where it is not done; texts are drawn and asked as it draws and
-asks them. A text that is longer than the bundled books reads them again: the record says how often. Some texts are read
+asks them. A mosaic that keeps every pair reads through an index where its kernel is compact and its pairs are many. A
+text that is longer than the bundled books reads them again: the record says how often. Some texts are read
 side by side and stored when all of them are answered: what is killed goes on behind the last that was stored.
 """
 
 import argparse
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from tessera.base.files import write_text_atomically
 from tessera.evaluation.provenance import provenance
 from tessera.evaluation.questions import right_answers
-from tessera.papers.babilong.run import MODELS, PUBLISHED_SHARE, UNSEEN, BabilongSettings
+from tessera.papers.babilong.run import MODELS, PUBLISHED_SHARE, UNSEEN, WHOLE_UNSEEN_KERNELS, BabilongSettings
 from tessera.papers.babilong.sample import RESERVED
 from tessera.papers.babilong.task import BABILong
 from tessera.papers.experiment import EXPERIMENTS, RunSelection
 from tessera.papers.runner import Job
+from tessera.recall import PairIndex
 from tessera.recipes.sections import Stage
 from tessera.tasks.question_answering import question_task
 from tessera.tasks.task import estimate
@@ -31,12 +37,33 @@ from tessera.training.initial_model import starting_model
 from tessera.training.staged_data import StagedQuestions
 
 TRAININGS = Path("runs/reproduce/babilong")
+CHOICES = [name for name in MODELS if name.startswith("armt") or name in WHOLE_UNSEEN_KERNELS]
+
+
+@contextmanager
+def counted_reading() -> Iterator[dict[str, float]]:
+    """Of queries (of a layer and head) that an index answers: how many, the pairs that they read and that there are."""
+    counts = {"queries": 0, "pairs_read": 0, "pairs": 0}
+    recall = PairIndex.recall
+
+    def counted(index: PairIndex, queries: torch.Tensor, **options: Any) -> Any:
+        answer = recall(index, queries, **options)
+        counts["queries"] += answer.certificate.pairs_read.numel()
+        counts["pairs_read"] += int(answer.certificate.pairs_read.sum())
+        counts["pairs"] += len(index) * answer.certificate.pairs_read.numel()
+        return answer
+
+    PairIndex.recall = counted  # type: ignore[method-assign]
+    try:
+        yield counts
+    finally:
+        PairIndex.recall = recall  # type: ignore[method-assign]
 
 
 def main() -> None:
     """Ask what is not in --out yet; print the share of right answers after each group of texts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=UNSEEN, choices=[name for name in MODELS if name.startswith("armt")])
+    parser.add_argument("--model", default=UNSEEN, choices=CHOICES)
     parser.add_argument("--kind", default="qa1", help="of questions (default: qa1)")
     parser.add_argument("--seed", type=int, help="of the training (default: the model's first)")
     parser.add_argument("--budget", default="cpu", help="of the training (default: cpu)")
@@ -67,16 +94,20 @@ def main() -> None:
     segments = -(-arguments.tokens // settings.context)
     key = f"{wanted}/{segments * settings.context} tokens"
     stored = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    shares, sources, seconds = (stored.get(key, {}).get(name, []) for name in ("shares", "books", "seconds"))
+    shares, sources, seconds, indexed = (
+        stored.get(key, {}).get(name, []) for name in ("shares", "books", "seconds", "through_the_index")
+    )
     stage = Stage(segments, 1, settings={"fewest_facts": None, "facts_share": PUBLISHED_SHARE})
     of_books = sum(len(book.tokens) for book in task.books("test"))
     for first in range(len(shares), arguments.texts, arguments.together):
         count, began = min(arguments.together, arguments.texts - first), time.perf_counter()
         drawn = data.batch(stage, count, segments * settings.context - RESERVED, 1_000_000 * seed + first, "test")
         assert drawn.sources is not None
-        shares += right_answers(model, drawn).tolist()
+        with counted_reading() as reading:
+            shares += right_answers(model, drawn).tolist()
         sources += drawn.sources.tolist()
         seconds.append(time.perf_counter() - began)
+        indexed.append(reading)
         mean, error, _ = estimate(torch.tensor(shares), torch.tensor(sources))  # texts of one book are not independent
         stored[key] = {
             "exact_match": mean,
@@ -87,6 +118,7 @@ def main() -> None:
             "times_that_the_books_are_read": segments * settings.context / of_books,
             "side_by_side": arguments.together,
             "seconds": seconds,
+            "through_the_index": indexed,
             "provenance": provenance(seed=seed, wall_seconds=sum(seconds)),
         }
         write_text_atomically(arguments.out, json.dumps(stored, indent=1) + "\n")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from tessera.base.errors import expect
-from tessera.models.carried_state import last_logits, read_on, reads_on
+from tessera.models.carried_state import BLOCK, last_logits, read_on, reads_on
 from tessera.models.forking import fork
 from tessera.models.recurrence.state import MemoryState
 from tessera.ops.linear_cross_entropy import IGNORED
@@ -112,7 +112,9 @@ def _asked_alone(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, tuple[
     rows = torch.arange(len(contexts)).repeat_interleave(questions.shape[1])
     if not reads_on(model):
         return model(torch.cat([contexts[rows], questions.flatten(0, 1)], 1)).logits[:, contexts.shape[1] :], None
-    logits, state = read_on(model, contexts, None, **last_logits(model))
+    logits, state = contexts, None
+    for block in contexts.split(BLOCK, 1):  # a memory of many pairs reads behind its state through an index
+        logits, state = read_on(model, block, state, **last_logits(model))
     return read_on(model, questions.flatten(0, 1), fork(state, rows))[0], (logits[:, -1:], state)
 
 

@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from benchmarks import babilong_millions
+from tessera.evaluation import questions
 from tessera.evaluation.questions import right_answers
 from tessera.papers.experiment import EXPERIMENTS, RunSelection
 from tessera.papers.runner import Job
+from tessera.recall import long_memories
 
 
 @pytest.fixture
@@ -54,6 +56,31 @@ def test_texts_are_answered_by_the_training_of_reproduce_and_none_twice(ask, tmp
     }
     for (_, first), (_, again) in zip([read[0], read[1]], read[2:]):
         assert torch.equal(first.contexts, again.contexts)
+
+
+def test_a_mosaic_reads_a_long_text_through_an_index(ask, monkeypatch):
+    """In blocks behind its state: the answers are those of one pass, and what the index read is counted."""
+    monkeypatch.setattr(questions, "BLOCK", 300)
+    monkeypatch.setattr(long_memories, "SHORTEST", 512)
+    monkeypatch.setattr(long_memories, "LARGEST_SHARE", 1.0)
+    found, logits = [], questions.question_logits
+
+    def kept(model, batch):
+        found.append(logits(model, batch))
+        return found[-1]
+
+    monkeypatch.setattr(questions, "question_logits", kept)
+    [indexed] = ask("indexed.json", 1, "--model", "mosaic_unseen", "--together", "1").values()
+    [reading] = indexed["through_the_index"]
+    assert reading["queries"] > 0
+    assert 0 < reading["pairs_read"] <= reading["pairs"]
+
+    monkeypatch.setattr(questions, "BLOCK", 1 << 20)
+    monkeypatch.setattr(long_memories, "SHORTEST", 1 << 20)
+    [whole] = ask("whole.json", 1, "--model", "mosaic_unseen", "--together", "1").values()
+    assert whole["through_the_index"] == [{"queries": 0, "pairs_read": 0, "pairs": 0}]
+    assert torch.allclose(*found, atol=1e-4)
+    assert whole["shares"] == indexed["shares"]
 
 
 def test_a_run_that_is_not_planned_is_refused_in_one_line(ask, capsys):
