@@ -117,6 +117,7 @@ class DraftedGeneration:
         if state is None:  # transformers would mark one, but a state is a value
             super()._prepare_cache_for_generation(generation_config, model_kwargs, *arguments)  # type: ignore[misc]
             return
+        generation_config.use_cache = True  # without it every step would read the whole text again, behind the state
         # Of a prompt that was read to its end, transformers reads all tokens a second time.
         length = getattr(generation_config, "_mask_length", -1) if mask is None else mask.shape[1]
         read = state.get_seq_length()

@@ -212,6 +212,17 @@ def test_what_is_asked_beside_the_tokens():
     assert torch.equal(more, model.generate(plain.sequences, max_new_tokens=9, **options))
 
 
+@pytest.mark.parametrize("name", ["v2", "lstm"])
+def test_it_goes_on_behind_a_state_without_a_cache(name):
+    """An LSTM keeps no cache by itself: each step read the whole text again, behind the state of its beginning."""
+    model, ids = make(name), prompt(3)
+    state = model(ids[:, :5], use_cache=True).past_key_values
+    options = {"output_logits": True, "return_dict_in_generate": True}
+    expected = generate(model, ids, **options).logits
+    for behind in ({"past_key_values": state}, {"past_key_values": state, "use_cache": False}):
+        torch.testing.assert_close(generate(model, ids, **behind, **options).logits, expected)
+
+
 def test_padding_before_the_prompt_changes_nothing():
     model, ids = make("v1"), prompt(3)
     padded, mask = torch.cat([torch.zeros_like(ids[:, :3]), ids], 1), torch.ones(1, 12, dtype=torch.long)
