@@ -186,6 +186,8 @@ class Trace:
                     "weight": weights.numpy(),
                 }
                 parts.append(pandas.DataFrame(columns))
+        if not parts:
+            return pandas.DataFrame(columns=["layer", "memory", "head", "query", "pair", "weight"])
         return pandas.concat(parts, ignore_index=True)
 
     def save(self, path: str | Path) -> None:

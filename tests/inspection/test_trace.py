@@ -1,5 +1,6 @@
 """Traces: what they list, what leaving a part out costs, files."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -152,6 +153,8 @@ def test_files(model, tmp_path):
     frame = again.to_pandas()
     assert len(frame) == sum(len(memory.pairs) for memory in done.memories if memory.recalls)
     assert set(frame["query"]) <= {3, 19}
+    nothing = replace(done, memories=tuple(memory for memory in done.memories if not memory.recalls))
+    assert list(nothing.to_pandas().columns) == list(frame.columns), "MiniMax's lightning layers recall nothing"
 
 
 def test_damaged_files_are_noticed(tmp_path):
