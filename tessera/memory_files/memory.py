@@ -22,7 +22,7 @@ from tessera.memory_files.answering import GREEDY, Answer, answer, answers_quest
 from tessera.memory_files.document import Document, read_document_text
 from tessera.memory_files.together import is_of_pairs, together
 from tessera.models.carried_state import grows, read_document
-from tessera.models.fingerprint import adapted_modules, resting_adapters
+from tessera.models.fingerprint import acting_weights
 from tessera.models.recurrence.state import MADE_BY
 from tessera.models.saving.state_file import KIND, StateFile, save_values
 from tessera.models.stack import StackForCausalLM
@@ -267,10 +267,8 @@ def made_by(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> dict[
         settings.pop(name, None)
     if settings.get("inverse_bandwidth_scale") == 1:  # memories of earlier releases do not know it
         del settings["inverse_bandwidth_scale"]
-    if resting := resting_adapters(adapted_modules(model)):
-        settings["resting adapters"] = resting
     text = json.dumps(settings, sort_keys=True, default=str)
-    weights = str(tensor_checksum(dict(model.named_parameters())))
+    weights = str(tensor_checksum(acting_weights(model)))
     parts = {"settings": text, "weights": weights, "tokens": tokenizer.backend_tokenizer.to_str()}
     return {name: hashlib.sha256(part.encode()).hexdigest()[:16] for name, part in parts.items()}
 

@@ -41,6 +41,7 @@ class Fingerprint:
         self.modules: list[nn.Module] = []
         self.children: list[nn.Module | None] = []
         self.adapted: list[Any] = []
+        self.acting: list[list[str]] = []
         self.versions: list[int] | None = None
         self.structure = self.numbers = ""
 
@@ -54,14 +55,16 @@ class Fingerprint:
         """
         if torch.compiler.is_compiling() or is_imagined():
             return None
-        if begins or not self.weights or self._children(stack) != self.children:
+        acting = [_acting(module) for module in self.adapted]
+        if begins or not self.weights or acting != self.acting or self._children(stack) != self.children:
             self.modules = list(stack.modules())[1:]  # with itself among them it would not be freed with its last name
             self.children = self._children(stack)
-            self.weights = [weight for weight in stack.parameters() if _is_readable(weight)]
-            self.adapted = adapted_modules(stack)
+            self.weights = [weight for weight in acting_weights(stack).values() if _is_readable(weight)]
+            self.adapted = _adapted(stack)
+            self.acting = [_acting(module) for module in self.adapted]
             self.structure = _digest(json.dumps(_meaning(stack.config), sort_keys=True, default=str))
-        resting = resting_adapters(self.adapted)
-        structure = _digest(f"{self.structure} {resting}") if resting else self.structure
+        adapters = sorted({name for names in self.acting for name in names})
+        structure = _digest(f"{self.structure} {adapters}") if adapters else self.structure
         return f"{structure}:{'' if stack.training else self._numbers()}"
 
     def _children(self, stack: nn.Module) -> list[nn.Module | None]:
@@ -107,15 +110,30 @@ def is_fingerprint(text: str) -> bool:
     return re.fullmatch("[0-9a-f]{16}:([0-9a-f]{8})*", text) is not None
 
 
-def adapted_modules(model: Any) -> list[Any]:
+def acting_weights(model: Any) -> dict[str, Tensor]:
+    """The parameters of `model` by name, without those of adapters of PEFT that it leaves out.
+
+    Where it leaves out all, they are those of the model without adapters.
+    """
+    resting = {
+        id(weight)
+        for module in _adapted(model)
+        for name, weight in module.named_parameters()
+        if set(name.split(".")) & (set(module._get_available_adapters()) - set(_acting(module)))
+    }
+    named = ((name, weight) for name, weight in model.named_parameters() if id(weight) not in resting)
+    return {re.sub(r"\.(base_layer|original_module)\b", "", name): weight for name, weight in named}
+
+
+def _adapted(model: Any) -> list[Any]:
     """The modules that hold adapters of PEFT."""
     return [module for module in model.modules() if hasattr(module, "_get_available_adapters")]
 
 
-def resting_adapters(adapted: list[Any]) -> list[str]:
-    """The names of the adapters that these modules hold and leave out."""
-    held = {(name, module) for module in adapted for name in module._get_available_adapters()}
-    return sorted({name for name, module in held if module.disable_adapters or name not in module.active_adapters})
+def _acting(adapted: Any) -> list[str]:
+    """The names of the adapters that a module holds and does not leave out."""
+    held = set() if adapted.disable_adapters else adapted._get_available_adapters()
+    return [name for name in adapted.active_adapters if name in held]
 
 
 def _digest(text: str) -> str:

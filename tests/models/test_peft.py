@@ -71,8 +71,25 @@ def test_a_state_is_not_of_an_adapter_that_came_later():
     model, ids = CASES["v1 published"].build().eval(), tokens(1, 15)
     state = model(input_ids=ids[:, :9], use_cache=True).past_key_values
     adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)).eval()
-    with pytest.raises(TesseraError, match="other weights. Read the text again"):
+    with pytest.raises(TesseraError, match="another configuration or adapter. Read the text again"):
         adapted(input_ids=ids[:, 9:], past_key_values=state)
+
+
+@pytest.mark.parametrize("name", ["v1 published", "armt around gpt2"])
+@torch.no_grad()
+def test_a_state_is_of_the_model_whose_adapters_all_rest(name):
+    model, ids = CASES[name].build().eval(), tokens(1, 15)
+    before = model(input_ids=ids[:, :9], use_cache=True).past_key_values
+    expected = model(input_ids=ids).logits[:, 9:]
+    adapted = with_two_adapters(model)
+    acting = adapted(input_ids=ids[:, :9], use_cache=True).past_key_values
+    with adapted.disable_adapter():
+        for state in (before, adapted(input_ids=ids[:, :9], use_cache=True).past_key_values):
+            torch.testing.assert_close(adapted(input_ids=ids[:, 9:], past_key_values=state).logits, expected)
+        with pytest.raises(TesseraError, match="another configuration or adapter"):
+            adapted(input_ids=ids[:, 9:], past_key_values=acting)
+    with pytest.raises(TesseraError, match="another configuration or adapter"):
+        adapted(input_ids=ids[:, 9:], past_key_values=before)
 
 
 @pytest.mark.parametrize("kind", ["v1", "llama"])
@@ -82,7 +99,19 @@ def test_a_memory_file_is_of_the_adapters_that_acted(kind, tmp_path):
     Memory(model, byte_tokenizer()).read("A king lived here.").save(path)
     assert Memory(model, byte_tokenizer()).load(path).names
     adapted.set_adapter("other")
-    with pytest.raises(TesseraError, match="of other settings. Read the text again"):
+    with pytest.raises(TesseraError, match="of other weights. Read the text again"):
+        Memory(model, byte_tokenizer()).load(path)
+
+
+@pytest.mark.parametrize("kind", ["v1", "llama"])
+def test_a_memory_file_goes_on_where_all_adapters_rest(kind, tmp_path):
+    model, path = make(kind), tmp_path / "memory"
+    Memory(model, byte_tokenizer()).read("A king lived here.").save(path)
+    expected = Memory(model, byte_tokenizer()).load(path).ask("Who?")
+    adapted = with_two_adapters(model)
+    with adapted.disable_adapter():
+        assert Memory(model, byte_tokenizer()).load(path).ask("Who?").probability == expected.probability
+    with pytest.raises(TesseraError, match="of other weights"):
         Memory(model, byte_tokenizer()).load(path)
 
 
