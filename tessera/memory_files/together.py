@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tessera.memories.pair_memory import PairMemoryState
+from tessera.models.fingerprint import shared
 from tessera.models.stack_state import StackState
 from tessera.recall.pair_store import PairStore
 
@@ -30,13 +31,15 @@ def together(states: Sequence[StackState]) -> StackState:
 
     Equal to the state of a model that read them one behind the other with `document_ids`, whose pairs then all count as
     document 0: the pair of the last token of a document, whose value never came, is stored as absent.
+    Raises `TesseraError`: states of different models.
     """
     if len(states) == 1:
         return states[0]
     last = states[-1]
     zero = _zero(last)
     layers = tuple(_together(parts, zero) for parts in zip(*(state.layers for state in states), strict=True))
-    return replace(last, layers=layers, length=sum(state.length for state in states), document=zero)
+    model = shared("Memory", [state.model for state in states])
+    return replace(last, layers=layers, length=sum(state.length for state in states), document=zero, model=model)
 
 
 def without(state: StackState, first: int, end: int) -> StackState:

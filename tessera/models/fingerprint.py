@@ -8,6 +8,7 @@ import inspect
 import json
 import re
 import struct
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedConfig
 
 from tessera.base.devices import is_imagined
+from tessera.base.errors import expect
 from tessera.models.strict_config import StrictConfig
 
 # Fields that change nothing about what a state means: they may be set between two calls.
@@ -103,6 +105,14 @@ def difference(one: str | None, other: str | None) -> str | None:
     return (
         None if all(abs(a - b) <= NEAR * max(abs(a), abs(b)) or a != a or b != b for a, b in pairs) else "other weights"
     )
+
+
+def shared(where: str, models: Sequence[str | None]) -> str | None:
+    """The one of these fingerprints that tells most. Raises `TesseraError` where they are not of one model."""
+    most = max(models, key=lambda model: len(model or ""))
+    other_model = next((what for model in models if (what := difference(most, model))), None)
+    expect(other_model is None, where, "states", "be of one model", f"one of {other_model}", "Read the text again.")
+    return most
 
 
 def is_fingerprint(text: str) -> bool:

@@ -123,6 +123,13 @@ def _counting(layer, steps):
     )
 
 
+def test_states_of_different_models_are_no_memory():
+    """Only the last one's model was kept, and so questions were answered behind pairs of another."""
+    states = [memory(v1(kernel=kernel).eval(), "kings").state for kernel in ("gaussian", "biweight")]
+    with pytest.raises(TesseraError, match="states must be of one model; got one of another configuration"):
+        together(states)
+
+
 def test_left_out_pairs_are_pairs_that_are_not_there():
     """With one layer: the pairs are cut out of the buffers, or marked as absent."""
     model = v1(num_layers=1).eval()

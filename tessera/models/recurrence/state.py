@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tessera.base.errors import expect
 from tessera.base.state import State
-from tessera.models.fingerprint import difference, is_fingerprint
+from tessera.models.fingerprint import difference, is_fingerprint, shared
 from tessera.models.saving.state_file import StateFile, save_values
 
 MADE_BY = "made_by"  # in a memory file: what tells model and tokenizer exactly
@@ -61,8 +61,8 @@ class MemoryState(State):
 
     @classmethod
     def stack(cls, states: Sequence[Self]) -> Self:
-        """One batch of the rows of all `states`, in that order."""
-        return replace(cls.joined(states), model=states[0].model)
+        """One batch of the rows of all `states`, in that order. Raises `TesseraError`: states of different models."""
+        return replace(cls.joined(states), model=shared(f"{cls.__name__}.stack", [state.model for state in states]))
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name."""

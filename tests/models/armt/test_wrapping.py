@@ -64,6 +64,18 @@ def test_a_memory_is_stored_exactly(kind, tmp_path):
     assert torch.equal(model(question, memory_state=both).logits, expected)
 
 
+def test_memories_of_different_models_are_no_batch():
+    """Only the first one's model was kept: the others were taken for states of that."""
+    model, ids = make(), tokens(1, 9)
+    state = model(ids).memory_state
+    with torch.no_grad():
+        next(model.parameters()).mul_(2)
+    other = model(ids).memory_state
+    with pytest.raises(TesseraError, match="states must be of one model; got one of other weights"):
+        type(state).stack([state, other])
+    assert type(state).stack([replace(state, model=None), state]).model == state.model
+
+
 def test_other_files_are_no_memories(tmp_path):
     path = tmp_path / "memory.safetensors"
     make("rmt")(tokens(1, 9)).memory_state.save(path)
