@@ -22,7 +22,7 @@ from tessera.memory_files.answering import GREEDY, Answer, answer, answers_quest
 from tessera.memory_files.document import Document, read_document_text
 from tessera.memory_files.together import is_of_pairs, together
 from tessera.models.carried_state import grows, read_document
-from tessera.models.fingerprint import acting_weights
+from tessera.models.fingerprint import Fingerprint, acting_weights, difference
 from tessera.models.recurrence.state import MADE_BY
 from tessera.models.saving.state_file import KIND, StateFile, save_values
 from tessera.models.stack import StackForCausalLM
@@ -51,11 +51,14 @@ class Memory:
         self.kind = "" if model is None else model.config.model_type
         self.marks: dict[str, tuple[int, ...] | None] = {}  # of the files that it was loaded from and stored in
         self._owner: Any = None
+        self._fingerprint = Fingerprint()
+        self._read_by: str | None = None  # what the model was when it read the documents
         self._unchecked: StateFile | None = None
 
     @property
     def owner(self) -> Any:
-        """What `made_by` says of the model and tokenizer."""
+        """What `made_by` says of the model and tokenizer. Raises `TesseraError`: the model was changed."""
+        self._expect_same_model()
         if self._owner is None:
             self._owner = made_by(self.model, self.tokenizer)
         return self._owner
@@ -240,6 +243,19 @@ class Memory:
     def _expect_model(self, what: str) -> None:
         advice = f"It {what}: give it to Memory(model, tokenizer), or --model."
         expect(self.model is not None, "memories", "the model", "be given", "none", advice)
+        self._expect_same_model()
+
+    def _expect_same_model(self) -> None:
+        """Caches of transformers do not tell of which weights and adapters they are."""
+        if self.model is None:
+            return
+        now = self._fingerprint.of(self.model, begins=True)
+        other = difference(self._read_by, now)
+        if not self.documents:
+            self._owner, self._read_by = (None if other else self._owner), now
+            return
+        needed, got = "be as it was when it read the documents", f"one of {other}"
+        expect(other is None, "memories", "the model", needed, got, "Read the text again.")
 
     def _append(self, document: Document, **options: Any) -> None:
         """Read `document` behind the others."""

@@ -115,6 +115,18 @@ def test_a_memory_file_goes_on_where_all_adapters_rest(kind, tmp_path):
         Memory(model, byte_tokenizer()).load(path)
 
 
+@pytest.mark.parametrize("kind", ["v1", "llama"])
+def test_a_memory_in_use_is_of_the_adapters_that_acted(kind, tmp_path):
+    adapted = with_two_adapters(make(kind))
+    memory = Memory(adapted.get_base_model(), byte_tokenizer()).read("A king lived here.")
+    adapted.set_adapter("other")
+    for use in (lambda: memory.ask("Who?"), lambda: memory.read("Two sons."), lambda: memory.save(tmp_path / "file")):
+        with pytest.raises(TesseraError, match="another configuration or adapter"):
+            use()
+    adapted.set_adapter("default")
+    assert memory.ask("Who?").text
+
+
 def prefixed(model, kind="PrefixTuningConfig"):
     torch.manual_seed(3)
     return peft.get_peft_model(model, getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=5)).double()
