@@ -120,16 +120,16 @@ def causality(case: MemoryCase) -> None:
         assert not _close(before[:, CHANGED:], after[:, CHANGED:]), "a step changes nothing"
 
 
-def _drawn_alike(memory: nn.Module, x: Tensor) -> Tensor:
+def _drawn_alike(memory: nn.Module, x: Tensor, **options: Any) -> Tensor:
     """The answers to `x`, with the same dropout in each call."""
     torch.manual_seed(4)
-    answers: Tensor = memory(x)[0]
+    answers: Tensor = memory(x, **options)[0]
     return answers
 
 
 @torch.no_grad()
 def packing(case: MemoryCase) -> None:
-    """Documents packed into sequences, cut anywhere, are answered as if each were alone.
+    """Documents packed into sequences, cut anywhere, are answered as if each were alone; none sees another in training.
 
     Each sequence has borders and numbers of its own, which need not rise, and padding between documents.
     """
@@ -143,16 +143,22 @@ def packing(case: MemoryCase) -> None:
             alone[row, start:stop] = memory(x[row : row + 1, start:stop])[0][0]
     real = documents >= 0
     assert _close(memory(x, documents=documents)[0][real], alone[real]), "packed documents see each other"
-    state, answers = None, []
-    for piece, ids in zip(x.split([4, 1, 9, 9], 1), documents.split([4, 1, 9, 9], 1)):
-        answer, state = memory(piece, state, ids, keep_state=True)
-        answers.append(answer)
-    assert _close(torch.cat(answers, 1)[real], alone[real]), "documents that a state continues see each other"
+    for sizes in ([4, 1, 9, 9], [1] * STEPS):
+        state, answers = None, []
+        for piece, ids in zip(x.split(sizes, 1), documents.split(sizes, 1)):
+            answer, state = memory(piece, state, ids, keep_state=True)
+            answers.append(answer)
+        assert _close(torch.cat(answers, 1)[real], alone[real]), "documents that a state continues see each other"
     _, state = memory(x[:, :14], None, documents[:, :14], keep_state=True)
     chosen = torch.tensor([2, 0, 1])
     answers = memory(x[chosen, 14:], state.select_batch(chosen), documents[chosen, 14:])[0]
     expected, real = alone[chosen, 14:], real[chosen, 14:]
     assert _close(answers[real], expected[real]), "a selected sequence continues another's document"
+    is_first = documents == documents[:, :1]
+    memory.train()
+    before, after = (_drawn_alike(memory, text, documents=documents) for text in (x, x + is_first.unsqueeze(-1)))
+    others = ~is_first & (documents >= 0)
+    assert _close(before[others], after[others]), "packed documents see each other in training"
 
 
 @torch.no_grad()

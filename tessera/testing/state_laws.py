@@ -97,8 +97,8 @@ def _difference(actual: Tensor, expected: Tensor) -> float:
 
 
 def _later_tokens_change_nothing(subject: Subject) -> float:
-    changed = subject.ids.clone()
-    changed[:, subject.cut] = subject.ids[:, subject.cut - 1] + 1 - 2 * (subject.ids[:, subject.cut - 1] > 4).long()
+    changed, lowest = subject.ids.clone(), subject.ids.min()
+    changed[:, subject.cut] += 1 - 2 * (changed[:, subject.cut] > lowest).long()
     before, after = (subject.read(ids)[0][:, : subject.cut] for ids in (subject.ids, changed))
     return _difference(after, before)
 

@@ -204,6 +204,18 @@ class OneRowsDocumentInItsState(ContextualMemory):
         return super().forward(x, state, documents, keep_state)
 
 
+class ForgetsDocumentsOfSingleSteps(ContextualMemory):
+    """As a shorter way for the next token may."""
+
+    def forward(self, x, state=None, documents=None, keep_state=False):
+        return super().forward(x, state, None if state is not None and x.shape[1] == 1 else documents, keep_state)
+
+
+class ForgetsDocumentsInTraining(ContextualMemory):
+    def forward(self, x, state=None, documents=None, keep_state=False):
+        return super().forward(x, state, None if self.training else documents, keep_state)
+
+
 class ScalesByItsBatch(ContextualMemory):
     """By what no order of the rows changes."""
 
@@ -251,6 +263,8 @@ WRONG = {
     OneRowsDocuments: {"packing"},
     DocumentsRise: {"packing"},
     OneRowsDocumentInItsState: {"packing"},
+    ForgetsDocumentsOfSingleSteps: {"packing"},
+    ForgetsDocumentsInTraining: {"packing"},
 }
 
 

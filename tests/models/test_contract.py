@@ -163,6 +163,17 @@ class DocumentsRise(MemoryMosaicForCausalLM):
         return super().forward(input_ids, document_ids=document_ids, **inputs)
 
 
+class ForgetsDocumentsOfSingleTokens(MemoryMosaicForCausalLM):
+    def forward(self, input_ids, document_ids=None, past_key_values=None, **inputs):
+        document_ids = None if past_key_values is not None and input_ids.shape[1] == 1 else document_ids
+        return super().forward(input_ids, document_ids=document_ids, past_key_values=past_key_values, **inputs)
+
+
+class ForgetsDocumentsInTraining(MemoryMosaicForCausalLM):
+    def forward(self, input_ids, document_ids=None, **inputs):
+        return super().forward(input_ids, document_ids=None if self.training else document_ids, **inputs)
+
+
 class PredictsTheNextDocument(MemoryMosaicForCausalLM):
     def forward(self, input_ids, labels=None, **inputs):
         output = super().forward(input_ids, **inputs)
@@ -218,6 +229,8 @@ WRONG = [
     (WrongBehindItsBlock, "parts_of_a_long_text_are_the_whole"),
     (OneRowsDocuments, "documents_do_not_see_each_other"),
     (DocumentsRise, "documents_do_not_see_each_other"),
+    (ForgetsDocumentsOfSingleTokens, "documents_do_not_see_each_other"),
+    (ForgetsDocumentsInTraining, "documents_do_not_see_each_other"),
     (PredictsTheNextDocument, "documents_do_not_see_each_other"),
     (SeesTheFutureInTraining, "the_future_has_no_influence"),
 ]

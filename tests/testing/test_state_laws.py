@@ -75,6 +75,13 @@ def test_a_right_model_keeps_every_law(name):
     assert set(missed) == (SEGMENTED if "rmt" in name else set()), missed
 
 
+def test_a_right_model_of_few_tokens_keeps_every_law():
+    """The changed token was made of another one, and was outside of a vocabulary of five, or the same as before."""
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=5, n_embd=16, n_layer=1, n_head=2, n_positions=24))
+    assert all(finding.holds for finding in check_state(model))
+
+
 class ForgetsWhatItRead(GPT2LMHeadModel):
     def forward(self, input_ids, past_key_values=None, **options):
         return super().forward(input_ids, **options)
