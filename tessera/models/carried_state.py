@@ -18,6 +18,7 @@ from tessera.models.strict_config import StrictConfig
 from tessera.models.transformer import context_limit
 
 BLOCK = 2048  # tokens that are read in one call
+ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}  # kinds of layers without a recurrence
 
 
 def state_name(model: Any) -> str:
@@ -87,12 +88,14 @@ def read_document(
 
 @torch.no_grad()
 def reads_on(model: Any) -> bool:
-    """Whether several tokens behind a state are read as behind the text: transformers' Jamba and Bamba lose it.
+    """Whether several tokens behind a state are read as behind the text: some of transformers lose it or part of it.
 
-    Tried on models of others that have a recurrence.
+    Tried on models of others that have a recurrence (Bamba, MiniMax, Mamba).
     """
     is_known = any(getattr(module, "reads_on", False) for module in model.modules())  # in bfloat16 too
-    if is_known or not getattr(model, "_is_stateful", False) or isinstance(model.config, StrictConfig):
+    others = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - ATTENTION
+    has_recurrence = getattr(model, "_is_stateful", False) or bool(others)
+    if is_known or not has_recurrence or isinstance(model.config, StrictConfig):
         return True
     ids = torch.arange(24, device=model.device)[None] % model.config.get_text_config().vocab_size
     with evaluating(model):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import MiniMaxConfig, MiniMaxForCausalLM
 
 from tessera.base.errors import TesseraError
 from tessera.data.tokenizers import byte_tokenizer, train_bpe
@@ -121,6 +122,22 @@ def _counting(layer, steps):
         replace(one, position=torch.tensor([steps])) if getattr(one, "position", None) is not None else one
         for one in layer
     )
+
+
+@pytest.mark.parametrize("first", ["linear_attention", "full_attention"])
+def test_a_minimax_is_refused_where_it_loses_what_it_read(first, tmp_path):
+    """With a lightning layer first, transformers' attention takes several tokens behind a cache for a new text."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 3}
+    kinds = [first, "full_attention" if first == "linear_attention" else "linear_attention"]
+    config = MiniMaxConfig(vocab_size=258, **sizes, intermediate_size=8, num_local_experts=2, layer_types=kinds)
+    read = Memory(MiniMaxForCausalLM(config).eval(), byte_tokenizer())
+    if first == "linear_attention":
+        with pytest.raises(TesseraError, match="the model must read on behind its state; got minimax"):
+            read.read(TEXTS["kings"])
+        return
+    with pytest.raises(TesseraError, match="must be one of this library or a DynamicCache; got MiniMaxCache"):
+        read.read(TEXTS["kings"]).save(tmp_path / "memory")
 
 
 def test_states_of_different_models_are_no_memory():

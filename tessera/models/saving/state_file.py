@@ -145,7 +145,7 @@ def _encoded(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         if all(isinstance(key, str) for key in value):
             return inside(value)
         return {"is": "numbered", "of": inside(value)}
-    if isinstance(value, DynamicCache):
+    if type(value) is DynamicCache:  # MiniMax's holds states beside its layers
         return {"is": "cache", "of": [_encoded_layer(*layer, name, tensors) for layer in enumerate(value.layers)]}
     if is_dataclass(value) and type(value).__name__ in CLASSES:
         parts: dict[str, Any] = {field.name: getattr(value, field.name) for field in fields(value)}
