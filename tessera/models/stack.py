@@ -177,12 +177,12 @@ class StackModel(StackPreTrainedModel):
 
         `attention_mask` (B, past + T) marks padding with zeros, anywhere: each row gives what it gives without (but not
         where padding follows a state in a compiled program). `document_ids` (B, T) separates documents that are packed
-        into one sequence: memories never see a pair of another document. `position_ids` (B or 1, T) say the same: a
-        document begins where they do not count on. `output_hidden_states`: also the input of every layer and the output
-        of the last norm. `output_attentions`: also the recall weights, one (B, H, T, N) per memory in the order in
-        which they run, so that a layer of two memories has two: in v1 the contextual and the persistent one, in v2 the
-        short-term and the long-term one. Column i is the memory's pair (k_i, v_i), whose value is complete one step
-        later: N = T - 1 for a text read at once. For a persistent memory it is slot i.
+        into one sequence, each in one piece: memories never see a pair of another document. `position_ids` (B or 1, T)
+        say the same: a document begins where they do not count on. `output_hidden_states`: also the input of every
+        layer and the output of the last norm. `output_attentions`: also the recall weights, one (B, H, T, N) per memory
+        in the order in which they run, so that a layer of two memories has two: in v1 the contextual and the persistent
+        one, in v2 the short-term and the long-term one. Column i is the memory's pair (k_i, v_i), whose value is
+        complete one step later: N = T - 1 for a text read at once. For a persistent memory it is slot i.
         Rows sum to 1, to 0 where a query sees no pair. O(B H T N) memory; `tessera.inspection.recall_weights` gives
         chosen queries for O(H N) each. Further keywords of transformers are refused by name.
         """
