@@ -55,9 +55,11 @@ def recall_map(trace: Trace, memory: MemoryTrace, head: int, axes: "Axes | None"
     has_head = 0 <= head < memory.num_heads
     expect(has_head, "recall_map", "head", f"lie in 0..{memory.num_heads - 1} of {memory.name}", head)
     axes = _axes() if axes is None else axes
-    weights = _dense(trace, memory, head)
+    weights, lowest = _dense(trace, memory, head)
     darkest = float(weights[weights > 0].double().quantile(0.98)) if bool((weights > 0).any()) else 1.0
-    image = axes.imshow(weights.numpy(), aspect="auto", cmap="Blues", interpolation="nearest", vmin=0, vmax=darkest)
+    edges = (lowest - 0.5, lowest + weights.shape[1] - 0.5, len(weights) - 0.5, -0.5)
+    options: dict[str, Any] = {"aspect": "auto", "cmap": "Blues", "interpolation": "nearest", "extent": edges}
+    image = axes.imshow(weights.numpy(), vmin=0, vmax=darkest, **options)
     axes.figure.colorbar(image, ax=axes, extend="max", label="weight")
     axes.set_xlabel("stored pair")
     axes.set_ylabel("query, in the order traced")
@@ -119,14 +121,16 @@ def _draw_text(tokens: Sequence[str], shades: Sequence[float], columns: int) -> 
     return axes
 
 
-def _dense(trace: Trace, memory: MemoryTrace, head: int) -> Tensor:
+def _dense(trace: Trace, memory: MemoryTrace, head: int) -> tuple[Tensor, int]:
+    """Weights (Q, N) over pairs from the lowest number on, and that number: pairs before the text are below 0."""
     _, every_pair, _ = memory.all_recalled
-    width = int(every_pair.max()) + 1 if len(every_pair) else 1
-    weights = torch.zeros(len(trace.queries), width)
+    lowest, highest = (int(every_pair.min()), int(every_pair.max())) if len(every_pair) else (0, 0)
+    lowest = min(lowest, 0)
+    weights = torch.zeros(len(trace.queries), max(highest, 0) + 1 - lowest)
     for query in range(len(trace.queries)):
         pairs, values = memory.recalled(query, head)
-        weights[query, pairs.long()] = values
-    return weights
+        weights[query, pairs.long() - lowest] = values
+    return weights, lowest
 
 
 def _axes() -> "Axes":

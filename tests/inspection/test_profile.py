@@ -45,6 +45,17 @@ def test_recall_map():
         recall_map(trace, trace.memories[0], 2)
 
 
+def test_pairs_before_the_text_are_left_of_it_in_the_map():
+    """They were drawn in the last columns, as if the newest tokens of the text had been recalled."""
+    trace = mosaic_trace()
+    memory = trace.memories[0]
+    behind = replace(memory, pairs=memory.pairs - 5)
+    drawn = recall_map(trace, behind, 1).get_images()[0]
+    assert drawn.get_extent()[0] == -5.5
+    plain = torch.as_tensor(recall_map(trace, memory, 1).get_images()[0].get_array())
+    torch.testing.assert_close(torch.as_tensor(drawn.get_array())[:, : plain.shape[1]], plain)
+
+
 def test_the_map_of_weights_that_are_all_small_is_not_blank():
     """As of a Gaussian memory, which spreads its weight over all pairs: the first query has all of it on one."""
     trace = mosaic_trace()
