@@ -26,6 +26,7 @@ TOKENIZER_TYPES = ("byte", "bpe", "gpt2", "pretrained")
 
 
 BLANK, BYTE_TOKEN = "\u2581", re.compile(r"<0x[0-9A-F]{2}>")  # of SentencePiece
+BYTE_BLANK = "\u0120"  # of byte-level vocabularies
 MOST_TOKENS = 10_000_000  # the trainer reserves memory for all of them
 
 

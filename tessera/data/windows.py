@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from tessera.base.errors import TesseraError
 from tessera.data.store import TokenStore
-from tessera.data.tokenizers import token_sizes
+from tessera.data.tokenizers import BLANK, BYTE_BLANK, token_sizes
 from tessera.ops.linear_cross_entropy import IGNORED
 
 if TYPE_CHECKING:
@@ -127,8 +127,10 @@ class ValidationWindows(Dataset):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         if not 0 <= index < self.count:
             raise IndexError(index)
-        number = index * self.available // self.count
-        return self.split.window(self.split.start + number * self.context, self.context, self.document_ids)
+        return self.split.window(self._start(index), self.context, self.document_ids)
+
+    def _start(self, index: int) -> int:
+        return self.split.start + index * self.available // self.count * self.context
 
     def tokens_per_byte(self, tokenizer: "PreTrainedTokenizerFast") -> float:
         """Tokens that are predicted per byte of text that they stand for: what turns nats into bits per byte.
@@ -138,12 +140,24 @@ class ValidationWindows(Dataset):
         sizes = token_sizes(tokenizer)
         if sizes is None:
             return self.split.tokens_per_byte
-        labels = np.concatenate([self[number]["labels"][1:].numpy() for number in range(len(self))])
-        predicted = labels[labels != IGNORED]
-        unknown = tokenizer.unk_token_id  # GPT-2's is its end token, and stands for no text
-        if unknown not in (None, tokenizer.eos_token_id, tokenizer.bos_token_id) and (predicted == unknown).any():
-            return self.split.tokens_per_byte
-        return len(predicted) / max(1, int(sizes[predicted].sum()))
+        # Llama's, T5's and others begin every text that they are given with a blank that it does not have.
+        begins_with = "".join(tokenizer.backend_tokenizer.encode("a", add_special_tokens=False).tokens)[:1]
+        blank = begins_with in (BLANK, BYTE_BLANK)
+        # GPT-2's is its end token, and stands for no text.
+        unknown = {tokenizer.unk_token_id} - {None, tokenizer.eos_token_id, tokenizer.bos_token_id}
+        num_tokens = num_bytes = 0
+        for index in range(len(self)):
+            window, start = self[index], self._start(index)
+            tokens, labels = window["input_ids"].numpy(), window["labels"].numpy()
+            predicted = np.append(False, labels[1:] != IGNORED)
+            if not unknown.isdisjoint(tokens[predicted]):
+                return self.split.tokens_per_byte
+            begins = np.diff(self.split.store.document_ids(start - 1, start + self.context)) > 0
+            begins[1:] |= begins[:-1] & (sizes[tokens[:-1]] == 0)  # behind a begin token
+            num_tokens += int(predicted.sum())
+            num_bytes += int(sizes[tokens[predicted]].sum())
+            num_bytes -= blank * np.count_nonzero(sizes[tokens[begins & predicted]])
+        return num_tokens / max(1, num_bytes)
 
 
 def stacked(items: list[dict[str, Tensor]]) -> dict[str, Tensor]:

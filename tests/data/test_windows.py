@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, normalizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tessera.base.errors import TesseraError
@@ -98,3 +98,27 @@ def test_unknown_text_counts_with_all_of_its_bytes(tmp_path, text, expected):
     (tmp_path / "text.txt").write_text(50 * text, encoding="utf-8")
     store = open_or_build(text_source(str(tmp_path / "text.txt")), tokenizer, tmp_path, end_token=False)
     assert ValidationWindows(Split.of(store), 8).tokens_per_byte(tokenizer) == expected
+
+
+@pytest.mark.parametrize("scheme", ["never", "first"])
+@pytest.mark.parametrize("special", [{}, {"begin_token": True}, {"end_token": True}])
+def test_a_blank_that_a_tokenizer_puts_before_a_text_is_none_of_its_bytes(tmp_path, scheme, special):
+    model = models.BPE(vocab={"<s>": 0, "</s>": 1, "a": 2, "b": 3, "\u2581": 4}, merges=[])
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    tokenizer.decoder = decoders.Replace("\u2581", " ")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    (tmp_path / "text.jsonl").write_text('"b a"\n' * 50)
+    source = text_source(str(tmp_path / "text.jsonl"), format="json_lines")
+    store = open_or_build(source, tokenizer, tmp_path, **{"end_token": False, **special})
+    sizes = 50 * [
+        *[0] * special.get("begin_token", 0),
+        *[0] * (scheme == "first"),
+        1,
+        1,
+        1,
+        *[0] * special.get("end_token", 0),
+    ]
+    predicted = [size for place, size in enumerate(sizes[: len(sizes) // 8 * 8]) if place % 8]
+    ratio = ValidationWindows(Split.of(store), 8).tokens_per_byte(tokenizer)
+    assert ratio == pytest.approx(len(predicted) / sum(predicted))
