@@ -26,9 +26,19 @@ def trained_task(folder: str | Path) -> TrainedTask | None:
     recipe, section = _recipe_and_data(folder)
     if section is None or section.task is None:
         return None
-    stages = recipe["training"].get("curriculum") or [{}]
-    unit = recipe["model"].get("segment_size") or section.context
-    return TrainedTask({**section.task, **(stages[-1].get("settings") or {})}, stages[-1].get("length", 1) * unit)
+    settings = _last_stage(recipe).get("settings") or {}
+    return TrainedTask({**section.task, **settings}, _last_length(recipe, section))
+
+
+def _last_stage(recipe: dict[str, Any]) -> dict[str, Any]:
+    """Of the curriculum; empty where there is none."""
+    return ((recipe.get("training") or {}).get("curriculum") or [{}])[-1]
+
+
+def _last_length(recipe: dict[str, Any], section: DataSection) -> int:
+    """Tokens of the texts that the run was validated on at its end."""
+    segments = _last_stage(recipe).get("length")
+    return section.context if segments is None else segments * (recipe["model"].get("segment_size") or section.context)
 
 
 def asked_task(folder: str | Path) -> tuple[QuestionTask | None, str]:
@@ -79,11 +89,11 @@ def evaluation_text(
     Args:
         data: what a recipe's data.source can be; files that do not end as the run's are JSON lines where they end so,
             else text. split: of stories or a dataset (default: its validation split).
-        context: tokens per sequence (default: the run's, else 512, or `longest` where that is less).
+        context: tokens per sequence (default: the run's, of its last stage, else 512, or `longest` where that is less).
     Raises:
         TesseraError: no such text, a split of files, or a folder without a recipe when `data` is None.
     """
-    _, section = _recipe_and_data(folder)
+    recipe, section = _recipe_and_data(folder)
     if section is None and data is None:
         raise TesseraError(f"eval: --data must name text; {folder} is not a run folder with a recipe of its own.")
     if section is None:
@@ -93,7 +103,7 @@ def evaluation_text(
         separator = section.separator if written == "text" else None
         named = data[0] if len(data) == 1 else data
         section = replace(section, source=named, validation=None, format=written, separator=separator)
-    section = replace(section, context=context or section.context)
+    section = replace(section, context=context or _last_length(recipe, section))
     problems = [f"eval: data.{name} {message}" for name, message in section.problems()]
     if problems:
         raise TesseraError("\n".join(problems))

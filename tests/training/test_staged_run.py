@@ -11,10 +11,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tessera.base.checkpoints import FOLDER, verify
 from tessera.base.errors import TesseraError, TrainingInterrupted
+from tessera.evaluation.loss import evaluate_text
+from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.recipes.recipe import read_recipe
 from tessera.training import run as run_module
 from tessera.training import staged_data
 from tessera.training.run import Interruption, train
+from tessera.training.run_data import evaluation_text
 from tessera.training.run_log import MetricsFile
 from tests.covering import some
 from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
@@ -149,6 +152,10 @@ def test_a_curriculum_on_text_around_a_frozen_base(recipe_of, tmp_path, recipe_f
     }
     summary = train(recipe_of(text), tmp_path / "run", progress=False)
     assert summary.validation_bits_per_byte == pytest.approx(summary.validation_loss / 0.6931, rel=0.02)
+    model, tokenizer = load_model(tmp_path / "run"), load_tokenizer(tmp_path / "run")
+    measured = evaluate_text(model, tokenizer, evaluation_text(tmp_path / "run"), sequences=2)
+    assert measured["context"] == 32, "other texts than those of the last stage"
+    assert measured["loss"] == pytest.approx(summary.validation_loss)
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("base", "run"))
     kept = {name: tensor for name, tensor in after.items() if name.startswith("base.")}
     assert len(kept) >= len(before)
