@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     meaning = "put so many solved examples into each prompt (default: as the task does)"
     harness.add_argument("--num-fewshot", type=whole_number, help=meaning)
     harness.add_argument("--limit", type=positive_int, help="ask at most so many questions of each task (default: all)")
-    meaning = "cut prompts to so many tokens (default: what the model can read)"
+    meaning = "refuse prompts of more tokens, cut texts for perplexity to so many (default: what the model can read)"
     harness.add_argument("--max-length", type=positive_int, help=meaning)
 
 
