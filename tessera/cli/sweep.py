@@ -81,7 +81,7 @@ def _print(runs: list[dict[str, Any]]) -> None:
         finest = (max if are_questions else min)(comparable, key=lambda mean: mean.mean)
         lines = [(with_error(mean, ".4f"), str(mean.count), "best" * (mean is finest)) for mean in means]
         print("\nmean over seeds")
-        print_table((columns[are_questions], "seeds", ""), [_name(values) for values, _ in groups], lines)
+        print_table((columns[1], "seeds", ""), [_name(values) for values, _ in groups], lines)
 
 
 def _name(values: dict[str, str]) -> str:

@@ -141,7 +141,7 @@ def _settings(folder: Path) -> str:
 
 def best(runs: Sequence[dict[str, Any]]) -> int | None:
     """The number of the run with most right answers, then with the lowest validation loss; None when none has one."""
-    known = {index: (-(run[RIGHT] or 0.0), run[LOSS]) for index, run in enumerate(runs) if run[LOSS] is not None}
+    known = {index: (-(run[RIGHT] or 0.0), _loss(run)) for index, run in enumerate(runs) if run[LOSS] is not None}
     return min(known, key=lambda index: known[index], default=None)
 
 
@@ -151,8 +151,13 @@ def over_seeds(runs: Sequence[dict[str, Any]]) -> list[tuple[dict[str, str], lis
     for run in runs:
         key = tuple((name, value) for name, value in run["values"].items() if name != "seed")
         if run[LOSS] is not None:
-            groups.setdefault(key, []).append(run[LOSS] if run[RIGHT] is None else run[RIGHT])
+            groups.setdefault(key, []).append(_loss(run) if run[RIGHT] is None else run[RIGHT])
     return [(dict(key), numbers) for key, numbers in groups.items()]
+
+
+def _loss(run: dict[str, Any]) -> float:
+    """In bits per byte, of questions in nats per token: tokens of several tokenizers are not the same."""
+    return run[LOSS] if run.get(BITS) is None else run[BITS]
 
 
 def grid(overrides: Sequence[str]) -> list[Point]:

@@ -23,7 +23,8 @@ def test_a_grid_from_end_to_end(tessera, corpus, tmp_path):
     rows = out.splitlines()[1:5]
     assert [row.endswith("best") for row in rows] == [place == winner for place in range(4)]
     assert f"{losses[winner]:.4f}" in rows[winner]
-    means = [sum(losses[:2]) / 2, sum(losses[2:]) / 2]
+    bits = [run["validation_bits_per_byte"] for run in table["runs"]]
+    means = [sum(bits[:2]) / 2, sum(bits[2:]) / 2]
     assert [f"{mean:.4f} ±" in out for mean in means] == [True, True]
     assert "run 4 of 4: learning_rate=3e-2, seed=1" in err
     # Each folder is a run of its own, with its own rate and seed.

@@ -3,7 +3,7 @@
 import pytest
 
 from tessera.base.errors import TesseraError
-from tessera.tools.sweep import NUMBERS, Sweep, best, grid, over_seeds
+from tessera.tools.sweep import BITS, NUMBERS, Sweep, best, grid, over_seeds
 
 
 def outcome(loss, right=None, **values):
@@ -73,6 +73,13 @@ def test_values_that_are_equal_are_one_run(tmp_path):
 def test_the_best_is_the_lowest_loss_of_those_that_ended():
     assert best([outcome(2.0), outcome(None), outcome(1.5), outcome(1.6)]) == 2
     assert best([outcome(None)]) is None
+
+
+def test_runs_of_different_tokenizers_are_compared_by_their_bits():
+    """A token of more text costs more nats."""
+    runs = [{**outcome(2.0, tokens=1), BITS: 2.9}, {**outcome(4.0, tokens=2), BITS: 2.5}]
+    assert best(runs) == 1
+    assert over_seeds(runs) == [({"tokens": "1"}, [2.9]), ({"tokens": "2"}, [2.5])]
 
 
 def test_right_answers_decide_before_the_loss():
