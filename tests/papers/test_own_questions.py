@@ -84,12 +84,13 @@ def test_questions_of_babilong_that_its_rules_do_not_answer(kind):
 def test_an_answer_may_say_so_in_the_file_and_files_may_be_packed_or_lists(tmp_path):
     own = rows()
     own[3]["answer"] = "Not in this text."
-    own.append(own[9])  # the same answer twice
+    own += own  # the same answers twice
     (tmp_path / "a.json").write_text(json.dumps(own[:6]))
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, own[6:])).encode()))
     task = OwnQuestions(file=str(tmp_path), vocab_size=300, absent=0.0)
     assert NOT_IN_TEXT in task.labels
     assert len(task.labels) == 10
+    assert (task.question_batch(8, 2, 50, 0, "train").counts.sum(1) == 1).all(), "a question is asked twice"
 
 
 def test_refusals(file, tmp_path):

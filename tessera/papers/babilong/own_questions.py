@@ -145,10 +145,12 @@ def _read(name: str, files: tuple[tuple[Path, int], ...]) -> _OwnTexts:
         answer = row.target.strip()
         answer = NOT_IN_TEXT if answer.lower().rstrip(".") == NOT_IN_TEXT else answer
         text, question = " ".join(row.input.split()), row.question.strip()
-        known = answers.setdefault((text, " ".join(question.lower().split())), answer)
+        key = (text, " ".join(question.lower().split()))
+        is_new, known = key not in answers, answers.setdefault(key, answer)
         needed, got = f"have one answer to {question[:80]!r} of one text", f"{known[:80]!r} and {answer[:80]!r}"
         expect(known.lower() == answer.lower(), "questions", name, needed, got, "Leave one of them out.")
-        questions.setdefault(text, []).append(Question(question, answer))
+        if is_new:  # a question that stands twice would be asked twice of one context
+            questions.setdefault(text, []).append(Question(question, answer))
     expect(len(questions) >= FEWEST, "questions", name, f"hold at least {FEWEST} texts", len(questions))
     shuffled = sorted(questions, key=lambda text: Random(text).random())
     tenth_of = {text: 10 * rank // len(shuffled) for rank, text in enumerate(shuffled)}
