@@ -25,6 +25,7 @@ from tessera.models.sizes import meta_model
 from tessera.models.small_models import untrained_model
 from tessera.models.strict_config import StrictConfig
 from tessera.models.transformer import context_limit
+from tessera.tasks.question_answering import question_task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -105,9 +106,13 @@ def config_for(
 
 def untrained_config(recipe: "Recipe") -> "PreTrainedConfig":
     """The configuration that the recipe's model would have, where the tokenizer need not be there."""
-    sizes = {"max_positions": recipe.data.context, "n_positions": recipe.data.context}
+    data = recipe.data
+    segments = max(stage.length for stage in recipe.training.stages)
+    context = max(data.context, segments * recipe.model.get("segment_size", data.context))
+    sizes = {"max_positions": context, "n_positions": context}
     if "vocab_size" not in recipe.model:
-        sizes["vocab_size"] = vocabulary_size(recipe.tokenizer)
+        task = None if data.task is None else question_task(data.task)
+        sizes["vocab_size"] = vocabulary_size(recipe.tokenizer) if task is None else task.vocabulary.get_vocab_size()
     return model_config(recipe.model, **sizes)
 
 

@@ -9,6 +9,9 @@ import pytest
 
 from tessera.cli.main import SECONDS_FOR_THE_FIRST, VERBS, main
 from tessera.models.saving.loading import load_model
+from tessera.recipes.recipe import read_recipe
+from tessera.training.initial_model import starting_model
+from tessera.training.staged_data import open_data
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -131,6 +134,18 @@ def test_info_of_a_recipe_and_of_a_folder(tessera, run_folder):
     status, out, _ = tessera("info", "tiny", "model.num_layers=4")
     assert status == 0
     assert "FLOPs per token" in out
+
+
+@pytest.mark.usefixtures("short_books")
+def test_info_of_a_recipe_counts_the_words_of_its_task_and_the_positions_of_its_longest_stage(tessera, tmp_path):
+    stages = {"curriculum": [{"length": 3, "steps": 1}, {"length": 2, "steps": 1}]}
+    task = {"task": {"name": "babilong", "vocab_size": 250}, "context": 64}
+    model = {"type": "transformer", "hidden_size": 16, "num_layers": 1, "num_heads": 2}
+    (tmp_path / "own.yaml").write_text(json.dumps({"model": model, "data": task, "training": stages}))
+    recipe = read_recipe(tmp_path / "own.yaml")
+    trained = starting_model(recipe, open_data(recipe, tmp_path, saved_tokenizer=False).tokenizer, context=3 * 64)
+    _, out, _ = tessera("info", tmp_path / "own.yaml", "--json")
+    assert json.loads(out)["parameters"] == trained.num_parameters()
 
 
 @pytest.mark.parametrize(
