@@ -175,6 +175,9 @@ def plan(
     if stages := section.curriculum:
         longest = max(stage.length for stage in stages) * recipe.model.get("segment_size", context)
         advice = f"Plan its longest stage, as a text: data.task=null training.curriculum=[] data.context={longest}"
+        base = recipe.model.get("base")
+        if recipe.data.task is not None and not isinstance(base, str):  # its words are not the tokens of a text
+            advice += f" model.{'base.' * (base is not None)}vocab_size={untrained_config(recipe).vocab_size}"
         expect(False, "plan", "training.curriculum", "be empty", f"{len(stages)} stages", advice)
     on_gpu = section.precision == "auto" and device_type == "cuda"
     precision = "bf16" if on_gpu else resolve_precision(section.precision)

@@ -142,6 +142,7 @@ def test_refusals():
         plan(read_recipe("armt-babilong-qa1"))
     longest_stage = read_recipe("armt-babilong-qa1", str(refused.value).split("as a text: ")[1].split())
     assert longest_stage.data.context == 16 * longest_stage.model["segment_size"]
+    assert untrained_config(longest_stage).vocab_size == 1510, "the words of the task"
     with pytest.raises(TesseraError, match=r"data\.document_ids must be false for model type llama"):
         plan(read_recipe("llama-small-4k", ["data.document_ids=true", "model.num_hidden_layers=1"]))
 
