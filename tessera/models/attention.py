@@ -11,6 +11,7 @@ Options of a kernel are attributes of the model's configuration: `entmax_alpha` 
 """
 
 import inspect
+import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -81,8 +82,26 @@ def register() -> None:
     for name, kernel_of in ATTENTION_KERNELS.items():
         AttentionInterface.register(name, _attention_of(name, kernel_of))
         AttentionMaskInterface.register(name, attention_mask)
+    PreTrainedModel._check_and_adjust_attn_implementation = _refusing_names(
+        PreTrainedModel._check_and_adjust_attn_implementation
+    )
     PreTrainedModel.post_init = _refusing(PreTrainedModel.post_init)
     PreTrainedModel.set_attn_implementation = _refusing(PreTrainedModel.set_attn_implementation)
+
+
+def _refusing_names(method: Callable[..., str]) -> Callable[..., str]:
+    """Of models that look the name up in a table of their own (GPT-J, GIT): their layers would end in a KeyError."""
+
+    @wraps(method)
+    def checked(model: PreTrainedModel, name: str | None, *arguments: Any, **options: Any) -> str:
+        if name in ATTENTION_KERNELS:
+            kind, module = type(model).__name__, sys.modules[type(model).__module__]
+            tables = [own for own in vars(module) if own.endswith("_ATTENTION_CLASSES")]
+            is_asked = any(("VISION" in table) == ("Vision" in kind) for table in tables)
+            expect(not is_asked, str(name), "the model", NEEDED, kind)
+        return method(model, name, *arguments, **options)
+
+    return checked
 
 
 def _refusing(method: Callable[..., None]) -> Callable[..., None]:
@@ -295,7 +314,7 @@ def _structure(mask: Bool[Tensor, "B 1 T N"], local_size: int | None) -> _Struct
     A document begins where a query does not see the key before its own. What no query sees is padding.
     """
     batch, heads, queries, keys = mask.shape
-    if heads != 1 or queries != keys or keys < 2:
+    if heads != 1 or queries != keys or keys < 2 or local_size == 0:  # 0: Qwen2-MoE makes one that no layer asks for
         return None
     positions = torch.arange(keys, device=mask.device)
     age = positions[:, None] - positions

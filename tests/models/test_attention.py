@@ -227,6 +227,16 @@ def test_what_kernels_cannot_do_is_refused_by_name(option, what):
 OWN = {  # models with an attention of their own, or with none
     "bloom": {"vocab_size": 50, "hidden_size": 16, "n_head": 2, "n_layer": 1},
     "xglm": {"vocab_size": 50, "d_model": 16, "ffn_dim": 16, "num_layers": 1, "attention_heads": 2},
+    "gptj": {"vocab_size": 50, "n_embd": 16, "n_layer": 1, "n_head": 2, "rotary_dim": 4},
+    "git": {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+    "gpt_neo": {
+        "vocab_size": 50,
+        "hidden_size": 16,
+        "num_layers": 2,
+        "num_heads": 2,
+        "attention_types": [[["global", "local"], 1]],
+    },
+    "falcon": {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
     "openai-gpt": {"vocab_size": 50, "n_embd": 16, "n_layer": 1, "n_head": 2},
     "xlm": {"n_words": 50, "emb_dim": 16, "n_layers": 1, "n_heads": 2},
     "xlnet": {"vocab_size": 50, "d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16},
@@ -277,6 +287,16 @@ def test_an_attention_that_does_not_say_that_it_is_causal_is_so():
     softmax.load_state_dict(kernel.state_dict())
     with torch.no_grad():
         torch.testing.assert_close(kernel(ids()).logits, softmax(ids()).logits, rtol=0, atol=1e-9)
+
+
+def test_a_mask_of_no_keys_that_no_layer_asks_for():
+    """Qwen2-MoE without sliding windows has one, of 0 keys."""
+    config = AutoConfig.for_model("qwen2_moe", **SIZES, num_key_value_heads=4, moe_intermediate_size=16)
+    kernel = AutoModelForCausalLM.from_config(config, attn_implementation="tessera_gaussian").eval()
+    softmax = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager").eval()
+    softmax.load_state_dict(kernel.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(kernel(ids()).logits, softmax(ids()).logits, rtol=0, atol=1e-5)
 
 
 def test_an_alpha_that_is_no_kernel_is_refused():
