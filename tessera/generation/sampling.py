@@ -13,6 +13,8 @@ from transformers import LogitsProcessor, LogitsProcessorList, TextStreamer
 from tessera.base.arguments import explain_all
 from tessera.base.errors import TesseraError, expect, expect_text
 from tessera.data.text_files import text_of_file
+from tessera.models.causality import trial_tokens
+from tessera.models.drafted_generation import DraftedGeneration
 from tessera.models.transformer import context_limit
 
 if TYPE_CHECKING:
@@ -107,6 +109,8 @@ def continuation(
     and continuation are printed, token by token where no beam search chooses at the end.
     """
     ids = prompt_tokens(model, tokenizer, prompt, sampling.max_new_tokens, where)
+    if inputs.get("prompt_lookup_num_tokens") is not None:
+        _expect_drafts(model, where)
     ids = torch.cat([ids.new_zeros(1, read), ids], dim=1)
     streamer = TextStreamer(tokenizer, skip_special_tokens=True) if stream and sampling.num_beams == 1 else None
     torch.manual_seed(sampling.seed)
@@ -122,6 +126,16 @@ def continuation(
     if stream and streamer is None:
         print(tokenizer.decode(tokens[0], skip_special_tokens=True))
     return tokenizer.decode(tokens[0, ids.shape[1] :], skip_special_tokens=True)
+
+
+@torch.no_grad()
+def _expect_drafts(model: "PreTrainedModel", where: str) -> None:
+    """Raise `TesseraError` where transformers could not go back behind a wrong guess: its errors are of anything."""
+    if isinstance(model, DraftedGeneration):
+        return
+    state = None if model._is_stateful else model(trial_tokens(model), use_cache=True).get("past_key_values")
+    requirement, kind = "be left out for a model without a cache that can be cut back", type(model).__name__
+    expect(hasattr(state, "crop"), where, "--prompt-lookup", requirement, kind)
 
 
 class _RequireNumbers(LogitsProcessor):

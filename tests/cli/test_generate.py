@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, MambaConfig, OpenAIGPTConfig
 
 from tessera.generation.sampling import markdown_table, read_prompts
 from tessera.models.drafted_generation import PromptLookup
@@ -95,3 +95,18 @@ def test_prompt_lookup_writes_the_same(tessera, run_folder, monkeypatch, samplin
 def test_prompt_lookup_is_not_for_beams(refused, run_folder):
     options = ("--prompt", "to and fro", "--num-beams", 2, "--prompt-lookup", 6)
     refused("--prompt-lookup must be left out with --num-beams", "generate", run_folder, *options)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        OpenAIGPTConfig(vocab_size=258, n_embd=16, n_layer=1, n_head=2),
+        MambaConfig(vocab_size=258, hidden_size=16, num_hidden_layers=1),
+    ],
+    ids=["without a cache", "recurrent"],
+)
+def test_prompt_lookup_is_for_models_that_can_go_back(refused, run_folder, tmp_path, config):
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    load_tokenizer(run_folder).save_pretrained(tmp_path)
+    message = "--prompt-lookup must be left out for a model without a cache that can be cut back; got "
+    refused(message, "generate", tmp_path, "--prompt", "to and fro", "--prompt-lookup", 3, "--max-new-tokens", 2)
