@@ -22,6 +22,7 @@ from tessera.interop.published import (
     REFERENCES,
     Published,
     check_arguments,
+    expect_one,
     expect_shapes,
     refuse,
     renamed,
@@ -91,6 +92,9 @@ def _rebuild(source: str, model_class: type, state_dict: dict[str, Tensor], argu
     if loaded.unexpected_keys:
         raise TesseraError(f"{source}: unexpected tensors, as {', '.join(map(shown, loaded.unexpected_keys[:5]))}.")
     model.tie_weights()
+    head = next((tensor for name, tensor in state_dict.items() if name.endswith("model.lm_head.weight")), None)
+    if head is not None and _tied(config):
+        expect_one(source, "lm_head.weight", head, "the embedding", model.get_input_embeddings().weight.to(head.dtype))
     return model.to(next(iter(kept.values())).dtype).eval()
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from tessera.base.errors import TesseraError
-from tessera.interop.published import REFERENCES, Published, check_arguments, filled, precise, refuse
+from tessera.interop.published import REFERENCES, Published, check_arguments, expect_one, filled, precise, refuse
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
 
 ARGUMENTS = {
@@ -170,7 +170,9 @@ class StackAssoMemImporter:
         shape = (arguments["vocab_size"], arguments["n_embd"])
         result = {"model.embed_tokens.weight": published.take("emb.weight", *shape)}
         head = published.take("head.weight", *shape)
-        if not arguments["weight_tying"]:
+        if arguments["weight_tying"]:
+            expect_one(self.source, "head.weight", head, "emb.weight", result["model.embed_tokens.weight"])
+        else:
             result["lm_head.weight"] = head
         self._affine(result, "ln_out", "model.norm")
         for index in range(arguments["n_layer"]):
@@ -299,11 +301,8 @@ class TrainingScriptImporter(StackAssoMemImporter):
         """The rate of `memory`, which the file holds twice; an error where the two differ."""
         rate = super().leak_rate(memory)
         again = self.published.take(f"{memory}.leaky_average.leaky_beta_u_under", *rate.shape)
-        if not torch.equal(rate, again):
-            raise TesseraError(
-                f"{self.source}: {memory}.leaky_average holds two leak rates, leaky_beta_w_under and "
-                "leaky_beta_u_under, that must be one parameter; they differ. Is the file damaged?"
-            )
+        names = [f"{memory}.leaky_average.leaky_beta_{part}_under" for part in "wu"]
+        expect_one(self.source, names[0], rate, names[1], again)
         return rate
 
 

@@ -4,7 +4,7 @@ import math
 
 from torch import Tensor
 
-from tessera.interop.published import REFERENCES, Published, check_arguments, filled, precise
+from tessera.interop.published import REFERENCES, Published, check_arguments, expect_one, filled, precise
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
 
 SOURCE = "nano-mosaics"
@@ -50,10 +50,9 @@ def _is_constant(name: str, tensor: Tensor) -> bool:
 def convert(state_dict: dict[str, Tensor], arguments: dict) -> dict[str, Tensor]:
     """Our parameters as a differentiable function of the published ones."""
     published = Published(SOURCE, state_dict, _is_constant)
-    published.take("lm_head.weight")  # tied to the embedding
-    result = {
-        "model.embed_tokens.weight": published.take("mosaic.wte.weight", arguments["vocab_size"], arguments["n_embd"])
-    }
+    embedding = published.take("mosaic.wte.weight", arguments["vocab_size"], arguments["n_embd"])
+    expect_one(SOURCE, "lm_head.weight", published.take("lm_head.weight"), "mosaic.wte.weight", embedding)
+    result = {"model.embed_tokens.weight": embedding}
     _affine(published, result, "mosaic.ln_f", "model.norm", arguments["bias"])
     for index in range(arguments["n_layer"]):
         block, layer = f"mosaic.h.{index}", f"model.layers.{index}"

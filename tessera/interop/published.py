@@ -94,6 +94,13 @@ def expect_shapes(source: str, model: nn.Module, tensors: Mapping[str, Tensor]) 
         raise TesseraError(f"{source}: {'; '.join(wrong[:3])}. Do the arguments belong to this checkpoint?")
 
 
+def expect_one(source: str, name: str, tensor: Tensor, other: str, same: Tensor) -> None:
+    """Raise `TesseraError` unless two tensors that are one parameter in the published code are equal."""
+    if not torch.equal(tensor, same):
+        advice = "Is the file damaged, or do the arguments (weight_tying) belong to another?"
+        raise TesseraError(f"{source}: {name} and {other} must be one parameter; they differ. {advice}")
+
+
 def filled(source: str, model_class: type[Model], config: PreTrainedConfig, parameters: dict[str, Tensor]) -> Model:
     """A model of `config` with copies of these parameters (our names), in eval mode."""
     with torch.device("meta"):

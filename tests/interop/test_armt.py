@@ -153,6 +153,9 @@ def test_second_names_and_masks_of_a_real_checkpoint_are_understood():
     model = from_reference("armt", {**doubled, **published, **masks, **head}, arguments)
     plain = from_reference("armt", published, arguments)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters()))
+    another = {name: weight + 1 for name, weight in head.items()}
+    with pytest.raises(TesseraError, match="lm_head.weight and the embedding must be one parameter; they differ"):
+        from_reference("armt", {**published, **another}, arguments)
 
 
 @pytest.mark.parametrize(

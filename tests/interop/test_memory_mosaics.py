@@ -224,6 +224,13 @@ def test_another_codes_parameter_names_are_recognised():
         recognised_source({"weight": 0}, None)
 
 
+@pytest.mark.parametrize(("family", "head"), [("A_library", "head.weight"), ("B_nano", "lm_head.weight")])
+def test_a_tied_head_that_is_another_matrix_is_refused(family, head):
+    _, description, weights = golden(*next(one for one in CASES if one[0] == family))
+    with pytest.raises(TesseraError, match=rf"{head} and .* must be one parameter; they differ"):
+        from_reference(SOURCES[family], {**weights, head: weights[head] + 1}, description["constructor"])
+
+
 def test_arguments_of_the_wrong_script_are_refused():
     _, eft, arguments = saved_by_script("H1_lowr_nobias_pmem1")
     source = "sparse-kernel-regression-eft"
@@ -237,7 +244,9 @@ def test_arguments_of_the_wrong_script_are_refused():
         with pytest.raises(TesseraError, match=message):
             from_reference(wrong, eft, {**arguments, **changes})
     rate = "_orig_mod.blocks.0.attn.leaky_average.leaky_beta_u_under"
-    with pytest.raises(TesseraError, match="two leak rates"):
+    with pytest.raises(
+        TesseraError, match="leaky_beta_w_under and .*leaky_beta_u_under must be one parameter; they differ"
+    ):
         from_reference("memory-mosaics-eft", {**eft, rate: eft[rate] + 1}, arguments)
 
 
