@@ -73,7 +73,10 @@ def _format_of(names: list[str], section: DataSection) -> str:
     endings, of_run = ({Path(name.lower().removesuffix(".gz")).suffix for name in group} for group in (names, own))
     if endings <= of_run | {""}:
         return section.format
-    return "json_lines" if endings <= {*JSON_ENDINGS, ""} else "text"
+    is_json = endings <= {*JSON_ENDINGS, ""}
+    is_one = is_json or endings.isdisjoint(JSON_ENDINGS)
+    expect(is_one, "eval", "--data", "name text files or JSON lines, and not both", " ".join(names))
+    return "json_lines" if is_json else "text"
 
 
 def evaluation_text(

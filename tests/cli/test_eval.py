@@ -87,6 +87,7 @@ def test_files_are_read_by_their_endings_where_these_are_not_the_runs(tessera, r
         for data in (corpus, rows)
     ]
     assert len({report["loss"] for report in reports}) == 1
+    refused("--data must name text files or JSON lines, and not both", "eval", run_folder, "--data", corpus, rows)
     options = ("--data", "novels", "--sequences", 1)
     assert tessera("eval", trained_on_rows, *options) == tessera("eval", run_folder, *options)
     (tmp_path / "other.json").write_text("A book.")
