@@ -56,13 +56,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _configuration(arguments: argparse.Namespace, is_preset: bool):
     """(model configuration, context length) of a preset, a model folder or a recipe."""
+    from tessera.base.checkpoints import checkpoints
     from tessera.models import MODELS
     from tessera.models.saving.loading import load_config
     from tessera.recipes.model_section import untrained_config
     from tessera.recipes.recipe import read_recipe
 
     folder = Path(arguments.what)
-    if is_preset or (folder / "config.json").is_file():
+    if is_preset or (folder / "config.json").is_file() or checkpoints(folder):  # of a run that is not finished
         if arguments.overrides:
             kind = "preset" if is_preset else "model folder"
             raise TesseraError(f"info: {arguments.overrides[0]!r} must be left out for a {kind}.")

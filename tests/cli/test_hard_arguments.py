@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -127,3 +128,10 @@ def test_what_is_no_change_is_refused(tessera, command, stray):
     status, out, err = tessera(*command, stray)
     assert (status, out) == (2, "")
     assert err == f"tessera {command[0]}: unrecognized arguments: {stray}. See tessera {command[0]} --help.\n"
+
+
+def test_info_of_a_run_that_is_not_finished(tessera, run_folder, tmp_path):
+    shutil.copytree(run_folder / "checkpoints", tmp_path / "checkpoints")
+    status, out, err = tessera("info", tmp_path, "--json")
+    assert (status, out, err) == tessera("info", run_folder, "--json")
+    assert status == 0
