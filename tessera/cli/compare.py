@@ -1,7 +1,8 @@
 """Compare runs, finished or not: a table of sizes, losses and speed, and a figure of their training curves.
 
-Losses are in nats per token. Where tokenizers differ, compare bits per byte, which is given for the best loss. A dash
-stands for what a run does not know yet: its parameters before the first checkpoint, losses before the first validation.
+Losses are in nats per token, of questions per token of the answers. Where tokenizers differ, compare bits per byte,
+which is given for the best loss. A dash stands for what a run does not know yet: its parameters before the first
+checkpoint, losses before the first validation.
 """
 
 import argparse

@@ -71,7 +71,8 @@ def _print(runs: list[dict[str, Any]]) -> None:
     for number, run in enumerate(runs):
         cells = ["-" if run[name] is None else format(run[name], form) for name, form in forms.items()]
         rows.append([*cells, "not finite" if run["problem"] else "best" * (number == winner)])
-    columns = ("nats/token", "right" if are_questions else "bits/byte", "parameters", "tokens", "")
+    loss = "nats/token of answers" if are_questions else "nats/token"
+    columns = (loss, "right" if are_questions else "bits/byte", "parameters", "tokens", "")
     print_table(columns, [_name(run["values"]) for run in runs], rows)
     groups = over_seeds(runs)
     if "seed" in runs[0]["values"] and len(groups) > 1:

@@ -81,7 +81,7 @@ def test_questions_have_right_answers_and_no_bits(tessera, tmp_path, monkeypatch
     status, out, _ = tessera(*command, "model.memory_dim=8,16", "seed=0,1")
     assert status == 0
     header, worse, _, better, _ = (line.split() for line in out.splitlines()[:5])
-    assert header == ["nats/token", "right", "parameters", "tokens"]
+    assert header == ["nats/token", "of", "answers", "right", "parameters", "tokens"]
     assert worse[-4:] == ["0.2500", "0.2500", "5", "7"]
     assert better[-5:] == ["0.5000", "0.5000", "5", "7", "best"]
     heading, low, high = (line.split() for line in out.partition("mean over seeds")[2].splitlines()[1:4])
