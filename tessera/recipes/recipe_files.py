@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import tessera
+from tessera.base.dataclass_io import shown
 from tessera.base.errors import TesseraError, did_you_mean
 from tessera.base.yaml_files import parse_yaml, read_yaml
 
@@ -86,5 +87,5 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 def _load(file: Path) -> dict[str, Any]:
     mapping = deepcopy(_read_once(file, "recipe")) if file.parent == SHIPPED else read_yaml(file, "recipe")
     if not isinstance(mapping, dict):
-        raise TesseraError(f"{file}: recipe must be a mapping of keys to values; got {mapping!r}.")
+        raise TesseraError(f"{file}: recipe must be a mapping of keys to values; got {shown(mapping)}.")
     return mapping

@@ -61,6 +61,9 @@ def test_goemotions_takes_the_rows_with_one_label(tmp_path):
         read_examples("goemotions", path)
     with pytest.raises(TesseraError, match="cannot be read"):
         read_examples("goemotions", tmp_path / "none.tsv")
+    (tmp_path / "labels.txt").unlink()
+    with pytest.raises(TesseraError, match="test.tsv: labels.txt or emotions.txt must lie beside it"):
+        read_examples("goemotions", path)
 
 
 def test_a_row_ends_at_a_line_feed_alone(tmp_path):

@@ -146,11 +146,13 @@ def test_problems_of_overrides_name_the_command_line(recipe):
     [
         ("- a\n- b", "must be a mapping"),
         ("a: [", "recipe must be YAML"),
+        ("Once upon a time " * 1000, "must be a mapping"),  # a text file
     ],
 )
 def test_files_that_are_no_recipes(recipe, content, message):
     (line,) = problems(recipe, content)
     assert message in line
+    assert len(line) < 500
 
 
 def test_a_recipe_may_extend_another(recipe, tmp_path):
