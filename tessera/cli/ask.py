@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from tessera.base.errors import TesseraError, expect
 from tessera.base.files import expect_output, expect_plain_file
 from tessera.cli.generate import add_sampling, refuse_sampling, sampling_of
-from tessera.cli.options import OUTPUT_HELP, of_each, standard_texts, whole_number, write_json_lines
+from tessera.cli.options import OUTPUT_HELP, expect_two_files, of_each, standard_texts, whole_number, write_json_lines
 
 if TYPE_CHECKING:
     from tessera.memory_files.memory import Memory
@@ -105,6 +105,7 @@ def _expect_one_way(arguments: argparse.Namespace) -> None:
 
     expect_output(arguments.output, "ask", "--output")
     expect_output(arguments.page, "ask", "--page", is_page, "a page")
+    expect_two_files(arguments, "ask", "page", "output")
     if arguments.samples is not None:
         others = ("memory", "text", "questions", "plant", "interactive", "cite", "page")
         others_given = " and ".join(name for name in others if getattr(arguments, name))

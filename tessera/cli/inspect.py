@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tessera.base.errors import expect
 from tessera.base.files import expect_output, expect_plain_file
-from tessera.cli.options import of_each, positive_int
+from tessera.cli.options import expect_two_files, of_each, positive_int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     expect(arguments.save is None or pages == 1, "inspect", "--save", "be given with one model and one text", pages)
     expect_output(arguments.output, "inspect", "--output", is_page, "a page")
     expect_output(arguments.save, "inspect", "--save", is_trace, "a trace")
+    expect_two_files(arguments, "inspect", "save", "output")
     for path in arguments.text:
         expect_plain_file(path, "inspect", "--text")
     traces, titles = [], []

@@ -174,6 +174,13 @@ def refuse_options(arguments: argparse.Namespace, where: str, names: Iterable[st
         expect(value in (None, False, []), where, "--" + name.replace("_", "-"), f"be left out {unless}", value)
 
 
+def expect_two_files(arguments: argparse.Namespace, where: str, name: str, other: str) -> None:
+    """Raise `TesseraError` where two outputs are one file: the second would take the place of the first."""
+    first, second = getattr(arguments, name), getattr(arguments, other)
+    is_one = first is not None and second is not None and first.resolve() == second.resolve()
+    expect(not is_one, where, f"--{name}", f"be another file than --{other}", repr(str(first)))
+
+
 def measured_model(folder: str, arguments: argparse.Namespace) -> tuple[Any, bool | None]:
     """A model of `add_measured_models`; whether long-term memories take part (None: it has no such thing)."""
     from tessera.models.causality import expect_next_token

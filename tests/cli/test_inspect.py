@@ -70,6 +70,7 @@ def test_mistakes(tessera, run_folder, corpus, tmp_path):
         ([], "--text or --memory must be given"),
         (["--memory", tmp_path / "none"], "--memory must be a file"),
         (["--text", corpus, corpus, "--save", tmp_path / "x"], "one model and one text"),
+        (["--text", corpus, "--save", page], "--save must be another file than --output"),
         (["--text", corpus, "--tokens", "9", "--without-pairs", "9"], "pair must be stored by contextual of layer 0"),
     ):
         status, _, error = tessera("inspect", run_folder, *arguments, "-o", page)
