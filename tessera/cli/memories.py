@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 from tessera.base.errors import TesseraError, expect
-from tessera.cli.options import of_each
+from tessera.cli.options import of_each, refuse_options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
     from tessera.memory_files.memory import is_stored_memory
 
     names, action = arguments.names, arguments.action
+    if action in ("ls", "info"):
+        refuse_options(arguments, "memories", ("out", "model", "overwrite"), f"with {action}")
     if action == "ls":
         folder = Path(names[0] if names else ".")
         expect(len(names) < 2 and folder.is_dir(), "memories", "ls", "be of one folder", " ".join(names))

@@ -131,7 +131,7 @@ def document_paths(name: str, where: str, argument: str) -> list[Path]:
         books = ", ".join(get_close_matches(name, bundled, 3, cutoff=0))
         reason = "does not exist"
         if Path(name).exists():
-            reason = "holds no text file" if Path(name).is_dir() else f"is no plain file; pipe it in with {where} -"
+            reason = "holds no text file" if Path(name).is_dir() else "is no plain file; pipe it in with memorize -"
         raise TesseraError(
             f"{where}: {argument} must be a text file, a folder of such, or a bundled book ({books}, ...); got "
             f"{name!r}, which {reason}."

@@ -70,6 +70,10 @@ def test_mistakes_are_one_line(tessera, refused, wrapped, run_folder, tmp_path):
         (("memorize", wrapped, tmp_path / "none.txt", "--out", new), "does not exist"),
         (("memorize", wrapped, tmp_path / "folder", "--out", new), "which holds no text file"),
         (("memorize", wrapped, tmp_path / "pipe", "--out", new), "which is no plain file; pipe it in with memorize -"),
+        (("ask", wrapped, "Who?", "--text", tmp_path / "pipe"), "which is no plain file; pipe it in with memorize -"),
+        (("ask", wrapped, "Who?", "--text", text, "--page", new, "--output", new), "be another file than --output"),
+        (("memories", "ls", tmp_path, "--out", new), "memories: --out must be left out with ls"),
+        (("memories", "info", memory, "--model", wrapped), "memories: --model must be left out with info"),
         (("memorize", wrapped, text, "--out", tmp_path / "pipe"), "which exists and is no stored memory"),
         (("memorize", wrapped, text, "--out", new, "--memory", tmp_path / "pipe"), "which is no plain file"),
         (
