@@ -197,6 +197,8 @@ class StackModel(StackPreTrainedModel):
             inputs_embeds = embedded(where, self.embed_tokens, input_ids)
         hidden = inputs_embeds
         expect(hidden.dim() == 3, where, "input_ids", "be (B, T) (inputs_embeds (B, T, hidden))", tuple(hidden.shape))
+        width = self.config.hidden_size
+        expect(hidden.shape[2] == width, where, "inputs_embeds", f"be (B, T, {width})", tuple(hidden.shape))
         expect(hidden.shape[1] > 0, where, "the prompt", "hold at least one token", "none")
         use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
         documents = read_documents(

@@ -63,6 +63,8 @@ def test_keywords_that_ask_for_nothing_pass(model):
 def test_ids_of_another_shape_are_refused(model):
     with pytest.raises(TesseraError, match=r"input_ids must be \(B, T\)"):
         model(tokens()[0])
+    with pytest.raises(TesseraError, match=r"inputs_embeds must be \(B, T, \d+\); got \(2, 12, 3\)"):
+        model(inputs_embeds=torch.ones(2, 12, 3))
 
 
 @pytest.mark.parametrize("name", STACKS)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from tessera.base.errors import TesseraError
+from tessera.base.errors import TesseraError, expect
 from tessera.base.state import CLASSES, State
 from tessera.models.forking import refuse_to_crop
 from tessera.models.recurrence.state import MemoryState
@@ -122,7 +122,8 @@ class SegmentCache:
         return self._select([row for row in range(self.batch_size) for _ in range(times)], times)
 
     def _select(self, chosen: list[int], times: int | None = None, in_place: bool = False) -> "SegmentCache":
-        groups = []
+        groups, known = [], {row for rows, _ in self.groups for row in rows}
+        expect(known.issuperset(chosen), "SegmentCache", "chosen rows", f"be among {sorted(known)[:8]}", chosen[:8])
         for rows, segment in self.groups:
             pairs = [(new, rows.index(old)) for new, old in enumerate(chosen) if old in rows]
             if pairs:

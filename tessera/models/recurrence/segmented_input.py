@@ -125,6 +125,9 @@ class SegmentedInput:
         assert tokens is not None
         sizes, dims = tuple(tokens.shape), 2 if inputs_embeds is None else 3
         expect(len(sizes) == dims, "forward", "input_ids", "be (B, T) (inputs_embeds (B, T, hidden))", sizes)
+        width = getattr(embed, "embedding_dim", sizes[-1])
+        is_wide = inputs_embeds is None or sizes[-1] == width
+        expect(is_wide, "forward", "inputs_embeds", f"be (B, T, {width})", sizes)
         batch, steps = sizes[:2]
         expect(batch > 0 and steps > 0, "forward", "input_ids", "hold at least one token per row", (batch, steps))
         unpadded = cls(tokens, embed, (0,) * batch, (steps,) * batch)

@@ -69,6 +69,8 @@ def test_a_memory_that_is_shared_is_one_repeated_for_each(kind, steps):
     assert any(bool(grad.abs().max() > 0) for grad in grads[0])
     order = torch.tensor([5, 0, 0, 3])
     after = tokens(4, 9)
+    with pytest.raises(TesseraError, match=r"chosen rows must be among \[0, 1, 2, 3, 4, 5\]; got \[6\]"):
+        one.past_key_values.select_batch(torch.tensor([6]))
     ahead = [model(after, past_key_values=result.past_key_values.select_batch(order)) for result in (one, other)]
     close(ahead[0].logits, ahead[1].logits)
     same_memory(ahead[0].memory_state, ahead[1].memory_state)

@@ -157,6 +157,7 @@ def test_an_exception_leaves_nothing_behind():
     [
         ({}, "input_ids or inputs_embeds"),
         ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, "at least one token"),
+        ({"inputs_embeds": torch.ones(1, 4, 3)}, r"inputs_embeds must be \(B, T, \d+\); got \(1, 4, 3\)"),
         ({"input_ids": torch.full((1, 4), 60)}, r"input_ids must lie in 0\.\.59"),
         ({"input_ids": torch.ones(2, 4, dtype=torch.long), "labels": torch.ones(2, 3)}, "labels must be"),
         ({"input_ids": torch.ones(2, 4, dtype=torch.long), "attention_mask": torch.ones(2, 3)}, "mask must be"),
