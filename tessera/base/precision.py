@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tessera.base.errors import expect
+
 # As `torch.cpu.get_capabilities` calls them: x86's, and Arm's last.
 CPU_BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")
 
@@ -16,6 +18,9 @@ def resolve_precision(precision: str, device_type: str | None = None) -> str:
     Without `device_type`: where the GPU does, or, without one, the CPU. Without such instructions PyTorch multiplies
     bfloat16 matrices on a CPU a hundred times slower than float32 ones.
     """
+    expect(
+        precision in ("auto", "bf16", "fp32"), "number format", "precision", "be auto, bf16 or fp32", repr(precision)
+    )
     if precision != "auto":
         return precision
     return "bf16" if has_fast_bfloat16(device_type) else "fp32"
