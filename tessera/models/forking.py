@@ -26,9 +26,9 @@ def fork(state: Any, rows: int | Tensor) -> Any:
 
 def refuse_to_crop(state: object, maximum_length: int) -> None:
     """What transformers asks of the state of a drafting model where a guess was wrong: no value changes in place."""
-    got = f"one of a {type(state).__name__}"
-    advice = "A model of this library may have an assistant, but be one only of another of this library."
-    expect(False, "generate", "past_key_values of assistant_model", "be a cache that can be cropped", got, advice)
+    advice = "Keep the state from before; an assistant_model must be one of transformers."
+    got = "one of this library, which is a value"
+    expect(False, type(state).__name__, "what is cropped", "be a cache of transformers", got, advice)
 
 
 def fitting(cache: Any, weight: Tensor) -> Any:
