@@ -36,7 +36,7 @@ def expect_new_folder(path: Path, where: str, argument: str) -> None:
     """Raise `TesseraError` unless `path` is absent or an empty folder, and can be written: before the work."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise TesseraError(f"{path}: already exists and is not an empty folder. Choose another output.")
-    expect_output(path.parent / f"{path.name}.tmp", where, argument)
+    expect_output(path.parent / f"{path.name}.tmp" if path.exists() else path, where, argument)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tessera.base.errors import expect
 from tessera.base.files import expect_output, expect_plain_file
-from tessera.cli.options import expect_two_files, of_each, positive_int
+from tessera.cli.options import expect_two_files, of_each, positive_int, probability, whole_number
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,13 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     meaning = "show what happened at the last so many of these tokens (default: 512)"
     add("--last", type=positive_int, default=512, help=meaning)
     meaning = "where every pair has weight, list the heaviest ones that have this share together (default: 0.99)"
-    add("--share", type=float, default=0.99, help=meaning)
+    add("--share", type=probability, default=0.99, help=meaning)
     meaning = "list at most so many pairs for each query and head (default: 1000)"
     add("--most-pairs", type=positive_int, default=1000, help=meaning)
     meaning = "also measure the loss with each memory, or with each head, left out in turn (default: memories)"
     add("--without", choices=("none", "memories", "heads"), default="memories", help=meaning)
     meaning = "also measure the loss without these stored pairs, which are numbered as the tokens are"
-    add("--without-pairs", nargs="+", type=int, default=[], metavar="PAIR", help=meaning)
+    add("--without-pairs", nargs="+", type=whole_number, default=[], metavar="PAIR", help=meaning)
     meaning = "also keep the numbers of the page in this file, for Python (of one model and one text)"
     add("--save", type=Path, metavar="FILE", help=meaning)
 

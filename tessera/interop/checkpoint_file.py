@@ -59,7 +59,7 @@ def read_checkpoint(path: Path) -> tuple[dict, dict | None]:
         )
     except pickle.UnpicklingError:
         raise TesseraError(
-            f"{path}: it holds Python objects other than tensors, which are never unpickled here. "
+            f"{path}: it is no file of weights, or holds Python objects, which are never unpickled here. "
             "Save its state_dict() alone, as a .safetensors file or with torch.save."
         ) from None
     # Of a file that is no pickle, PyTorch's reader may take any byte for an instruction: KeyError, IndexError, ...

@@ -65,7 +65,8 @@ def test_mistakes(tessera, run_folder, corpus, tmp_path):
     page = tmp_path / "page.html"
     for arguments, message in (
         (["--text", tmp_path / "none.txt"], "inspect: --text must be a file; got"),
-        (["--text", corpus, "--share", "2"], "share must lie in"),
+        (["--text", corpus, "--share", "2"], "tessera inspect: --share must lie in"),
+        (["--text", corpus, "--without-pairs", "-1"], "tessera inspect: --without-pairs must be at least 0"),
         (["--text", corpus, "--tokens", "1"], "at least two tokens"),
         ([], "--text or --memory must be given"),
         (["--memory", tmp_path / "none"], "--memory must be a file"),
