@@ -73,6 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Load the models; print prompt and continuation, or the table."""
     from tessera.generation.sampling import continuation, markdown_table, read_prompts
     from tessera.memory_files.answering import answers_questions
+    from tessera.models.causality import expect_next_token
     from tessera.models.decoding import compile_decoding
     from tessera.models.saving.loading import load_model, load_tokenizer
 
@@ -84,6 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     prompts = [arguments.prompt] if arguments.prompts is None else read_prompts(arguments.prompts)
     models = {folder: (load_model(folder), load_tokenizer(folder)) for folder in dict.fromkeys(arguments.models)}
     for folder, (model, tokenizer) in models.items():
+        expect_next_token(model, f"model {folder}")
         if arguments.compile:
             compile_decoding(model, weights or "float32")
         if answers_questions(tokenizer):

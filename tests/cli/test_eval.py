@@ -216,7 +216,8 @@ def test_a_model_that_sees_what_it_predicts_is_refused(refused, run_folder, corp
     BertLMHeadModel(BertConfig(vocab_size=258, **sizes, max_position_embeddings=32)).save_pretrained(tmp_path)
     load_tokenizer(run_folder).save_pretrained(tmp_path)
     text = ("--data", corpus, "--context", 16)
-    refused("must see no later token when it predicts one; got BertLMHeadModel", "eval", tmp_path, *text)
+    for command in (("eval", tmp_path, *text), ("generate", tmp_path, "--prompt", "a")):
+        refused("must see no later token when it predicts one; got BertLMHeadModel", *command)
 
 
 def test_options_of_tasks_are_refused_elsewhere(refused, run_folder):
