@@ -58,11 +58,9 @@ def _goemotions(path: Path, text: str) -> list[Example]:
     The names of the labels are the lines of `labels.txt` beside the file (the original files call it `emotions.txt`).
     """
     paths = [path.parent / name for name in ("labels.txt", "emotions.txt")]
-    labels = next((labels for labels in paths if labels.exists()), None)
-    expect(
-        labels is not None, str(path), "labels.txt or emotions.txt", "lie beside it, a label in each line", "neither"
-    )
-    names = "".join(text_of_file(labels)).split()
+    found = [labels for labels in paths if labels.exists()]
+    expect(bool(found), str(path), "labels.txt or emotions.txt", "lie beside it, a label in each line", "neither")
+    names = "".join(text_of_file(found[0])).split()
     numbered, examples = {str(number): name for number, name in enumerate(names)}, []
     for number, line in enumerate(text.removesuffix("\n").split("\n") if text else (), 1):
         fields = line.split("\t")
