@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from tessera.base.errors import TesseraError, did_you_mean, first_line
+from tessera.base.errors import TesseraError, did_you_mean, expect, first_line
 from tessera.data.text_files import documents_of_file, documents_of_json_lines
 
 STORIES = Path(__file__).parent / "stories"
@@ -72,6 +72,7 @@ def text_source(
 
     Raises `TesseraError` when the text does not exist or cannot be read.
     """
+    expect(format in ("text", "json_lines"), "text_source", "format", "be text or json_lines", repr(format))
     if spec == "stories":
         return replace(_file_source("stories", story_files(split), separator), has_splits=True)
     if isinstance(spec, str) and spec.startswith(HUB_PREFIX):

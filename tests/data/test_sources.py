@@ -85,6 +85,12 @@ def test_text_that_does_not_exist_is_named(name):
         text_source(name)
 
 
+def test_a_format_that_is_none_is_refused(tmp_path):
+    (tmp_path / "a.jsonl").write_text('"text"')
+    with pytest.raises(TesseraError, match="format must be text or json_lines; got 'jsonl'"):  # it would be text
+        text_source(str(tmp_path / "a.jsonl"), format="jsonl")
+
+
 def test_identity_changes_with_the_file(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("one")
