@@ -156,7 +156,7 @@ class ValidationWindows(Dataset):
             begins[1:] |= begins[:-1] & (sizes[tokens[:-1]] == 0)  # behind a begin token
             num_tokens += int(predicted.sum())
             num_bytes += int(sizes[tokens[predicted]].sum())
-            num_bytes -= blank * np.count_nonzero(sizes[tokens[begins & predicted]])
+            num_bytes -= blank * int(np.count_nonzero(sizes[tokens[begins & predicted]]))
         return num_tokens / max(1, num_bytes)
 
 
