@@ -147,6 +147,13 @@ def test_a_model_of_a_configuration_is_tried_too():
         ARMTForCausalLM(ARMTConfig(base_config=AutoConfig.for_model("bert", **SIZES), segment_size=8, memory_dim=4))
 
 
+def test_small_first_weights_hide_no_later_token():
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_config(AutoConfig.for_model("bert", **SIZES, initializer_range=0.002))
+    with pytest.raises(TesseraError, match="see no later token when it predicts one; got BertLMHeadModel"):
+        expect_causal(base, "test")
+
+
 @some("name", CASES, by_default=OF_EACH_CLASS)
 def test_our_models_are_causal(name):
     expect_causal(CASES[name].build(), "test")
