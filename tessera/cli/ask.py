@@ -117,6 +117,8 @@ def _expect_one_way(arguments: argparse.Namespace) -> None:
         expect(getattr(arguments, name) is None, "ask", f"--{name}", "come with --samples", "none")
     is_one, count = bool(arguments.questions) != arguments.interactive, len(arguments.questions)
     expect(is_one, "ask", "QUESTION", "be given, or --interactive, and not both", f"{count} questions")
+    asks = arguments.interactive or any(arguments.questions)  # before a book is read
+    expect(asks, "ask", "QUESTION", "have at least one token", "''")
     sources = [name for name in ("memory", "text") if getattr(arguments, name)]
     expect(len(sources) == 1, "ask", "--memory or --text", "be given, and not both", " and ".join(sources) or "neither")
     expect(arguments.text or not arguments.plant, "ask", "--plant", "come with --text", "no --text")

@@ -128,12 +128,12 @@ def continuation(
     return tokenizer.decode(tokens[0, ids.shape[1] :], skip_special_tokens=True)
 
 
-@torch.no_grad()
 def _expect_drafts(model: "PreTrainedModel", where: str) -> None:
     """Raise `TesseraError` where transformers could not go back behind a wrong guess: its errors are of anything."""
     if isinstance(model, DraftedGeneration):
         return
-    state = None if model._is_stateful else model(trial_tokens(model), use_cache=True).get("past_key_values")
+    with torch.no_grad():
+        state = None if model._is_stateful else model(trial_tokens(model), use_cache=True).get("past_key_values")
     requirement, kind = "be left out for a model without a cache that can be cut back", type(model).__name__
     expect(hasattr(state, "crop"), where, "--prompt-lookup", requirement, kind)
 

@@ -93,9 +93,10 @@ def reads_on(model: Any) -> bool:
     Tried on models of others that have a recurrence (Bamba, MiniMax, Mamba).
     """
     is_known = any(getattr(module, "reads_on", False) for module in model.modules())  # in bfloat16 too
-    others = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - ATTENTION
+    config = getattr(model, "config", None)  # a module that is no model of transformers has none
+    others = set() if config is None else set(getattr(config.get_text_config(), "layer_types", None) or ()) - ATTENTION
     has_recurrence = getattr(model, "_is_stateful", False) or bool(others)
-    if is_known or not has_recurrence or isinstance(model.config, StrictConfig):
+    if is_known or not has_recurrence or isinstance(config, StrictConfig):
         return True
     ids = torch.arange(24, device=model.device)[None] % model.config.get_text_config().vocab_size
     with evaluating(model):

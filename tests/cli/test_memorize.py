@@ -94,7 +94,7 @@ def test_mistakes_are_one_line(tessera, refused, wrapped, run_folder, tmp_path):
         (("ask", wrapped, "--memory", memory), "QUESTION must be given, or --interactive, and not both"),
         (("ask", wrapped, "Who?", "--memory", memory, "--interactive"), "and not both; got 1 questions"),
         (("ask", wrapped, "Who?", "--memory", text), "must be a stored memory"),
-        (("ask", wrapped, "", "--memory", memory), "at least one token"),
+        (("ask", wrapped, "", "--text", tmp_path / "missing.txt"), "QUESTION must have at least one token; got ''"),
         (("ask", wrapped, "Who?"), "--memory or --text must be given, and not both; got neither"),
         (("ask", wrapped, "Who?", "--memory", memory, "--text", text), "not both; got memory and text"),
         (("ask", wrapped, "Who?", "--memory", memory, "--plant", "A king."), "--plant must come with --text"),
