@@ -33,7 +33,7 @@ demo: $(VENV)/.runtime ## train a small mosaic, let it read two novels and ask i
 test: install ## run the test suite
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-test-grid: install ## run the further cases of laws of which `make test` runs some
+test-grid: install ## run the longest tests, and the further cases of laws of which `make test` runs some
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'grid and not slow and not gpu and not browser'
 
 test-slow: install ## run all of these and the slow tests as well

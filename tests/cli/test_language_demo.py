@@ -27,6 +27,7 @@ def small_stories(tmp_path_factory):
     return f"data.source={path}"
 
 
+@pytest.mark.grid
 def test_the_demo_leaves_both_runs_and_their_comparison(tessera, tmp_path, small_stories, monkeypatch):
     monkeypatch.setattr(language_demo, "STREAM_TOKENS", 20)
     output = tmp_path / "demo"

@@ -14,6 +14,8 @@ from tessera.ops import kernel_regression
 from tests.covering import some
 from tests.models.armt.bases import make
 
+pytestmark = pytest.mark.grid  # a dry run of a GPU
+
 SIZES = {"vocab_size": 20, "hidden_size": 16, "num_layers": 1, "num_heads": 2}
 CUDA = torch.cuda.is_available()
 

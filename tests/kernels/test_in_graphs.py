@@ -6,6 +6,8 @@ import torch
 from tests.covering import some
 from tests.kernels.contract import all_kernels, identifier
 
+pytestmark = pytest.mark.grid  # compiles
+
 # Of each way to find the threshold, and of each other formula, one.
 SOME = "normalized_relu-0.0 biweight knn-gaussian-3".split()
 NUM_PAIRS = 70  # more than four groups of the threshold's search

@@ -134,6 +134,7 @@ def test_what_is_exported_computes_the_same(name, monkeypatch):
         close(output.logits[:, 0], expected[3][:, position])
 
 
+@pytest.mark.grid
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # the compiler's own
 def test_one_graph():
     torch.testing.assert_close(

@@ -6,6 +6,8 @@ import torch
 from tests.covering import some
 from tests.ops.test_second_derivatives import OPERATIONS, drawn
 
+pytestmark = pytest.mark.grid  # compiles
+
 NAMES = ("unit_norm", "linear_cross_entropy", "linear_recurrence", "gated_average", "selective_scan")
 
 

@@ -114,6 +114,7 @@ def operations(x, gates, strength):
     return x.sum() + read_association(*memory, features, backend="triton").square().sum()
 
 
+@pytest.mark.grid
 def test_nothing_breaks_the_graph(triton_device):
     leaves = drawn(triton_device, 1, 5, 3), drawn(triton_device, 1, 5), torch.rand(1, 5, device=triton_device)
     expected = operations(*leaves)

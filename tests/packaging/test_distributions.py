@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.grid  # builds both distributions
 ROOT = Path(__file__).parents[2]
 NOT_DISTRIBUTED = re.compile(r"^(\.ci/|\.github/|\.gitignore$)")
 NOT_COPIED = shutil.ignore_patterns(

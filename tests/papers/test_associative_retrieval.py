@@ -104,6 +104,7 @@ def test_models_of_a_budget_have_about_half_a_million_parameters():
         assert 400_000 < count < 520_000, name
 
 
+@pytest.mark.grid
 def test_armt_learns_one_pair(tmp_path):
     model = build("armt", SIZES, 0)
     curriculum = Curriculum((stage(1, 300, 0.9, 1e-2),))

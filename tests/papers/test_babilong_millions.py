@@ -58,6 +58,7 @@ def test_texts_are_answered_by_the_training_of_reproduce_and_none_twice(ask, tmp
         assert torch.equal(first.contexts, again.contexts)
 
 
+@pytest.mark.grid
 def test_a_mosaic_reads_a_long_text_through_an_index(ask, monkeypatch):
     """In blocks behind its state: the answers are those of one pass, and what the index read is counted."""
     monkeypatch.setattr(babilong_millions, "train_stages_of", lambda *arguments: None)

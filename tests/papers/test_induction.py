@@ -41,6 +41,7 @@ def test_scores_do_not_depend_on_how_many_are_scored_at_once():
         torch.testing.assert_close(values, at_once[name], equal_nan=True)
 
 
+@pytest.mark.grid
 def test_a_block_of_memories_learns_induction(tmp_path):
     settings = EXPERIMENT.runs(RunSelection("smoke"))[0].configuration
     task = Induction(32, 3)

@@ -65,6 +65,7 @@ def command(recipe_file, tmp_path):
     return ["train", str(recipe_file), *changes, "--output", str(tmp_path / "my run")]
 
 
+@pytest.mark.grid
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_ctrl_c_writes_a_checkpoint_and_prints_the_command_that_goes_on(command, tmp_path, capsys):
     command[2] = "training.steps=40"  # enough where the signal comes from inside

@@ -107,7 +107,9 @@ def test_two_processes_train_as_one_with_the_whole_batch(tmp_path, launcher):
         torch.testing.assert_close(actual[name], weight, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("data", ["questions", pytest.param("text", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "data", [pytest.param("questions", marks=pytest.mark.grid), pytest.param("text", marks=pytest.mark.slow)]
+)
 def test_two_processes_train_in_stages_as_one_with_the_whole_batch(tmp_path, data, beginnings):  # noqa: F811
     section, stages = STAGES[data]
     recipe = tmp_path / "recipe.yaml"

@@ -8,6 +8,8 @@ from tessera.ops.unit_norm import unit_norm
 from tests.covering import some
 from tests.tolerances import assert_within
 
+pytestmark = pytest.mark.grid  # a dry run of a GPU
+
 # The interpreter takes blocks of 4 steps, chunks of 8 log-weights, two segments from 16 steps on.
 LENGTHS = (2, 7, 8, 9, 17)
 

@@ -22,6 +22,8 @@ from tessera.ops.kernel_regression import Call, Window, choose_backend, kernel_r
 from tests.covering import each_value, some
 from tests.ops.kernel_regression.triton_cases import assert_equal, draw, regress
 
+pytestmark = pytest.mark.grid  # a dry run of a GPU
+
 FAMILIES = [Gaussian(), Biweight(), ReLUmax(), NormalizedReLU()]
 
 

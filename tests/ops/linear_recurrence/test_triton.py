@@ -8,6 +8,8 @@ from tessera.ops.leaky_average import leaky_average
 from tests.covering import some
 from tests.tolerances import assert_within
 
+pytestmark = pytest.mark.grid  # a dry run of a GPU
+
 # The interpreter takes blocks of 4 steps, two segments from 16 steps on and three from 24.
 LENGTHS = (2, 4, 5, 17)
 
