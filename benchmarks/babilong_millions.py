@@ -17,8 +17,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from transformers import PreTrainedModel
 
 from tessera.base.files import write_text_atomically
 from tessera.evaluation.provenance import provenance
@@ -26,9 +28,9 @@ from tessera.evaluation.questions import right_answers
 from tessera.papers.babilong.run import MODELS, PUBLISHED_SHARE, UNSEEN, WHOLE_UNSEEN_KERNELS, BabilongSettings
 from tessera.papers.babilong.sample import RESERVED
 from tessera.papers.babilong.task import BABILong
-from tessera.papers.experiment import EXPERIMENTS, RunSelection
+from tessera.papers.experiment import EXPERIMENTS, Run, RunSelection
 from tessera.papers.runner import Job
-from tessera.recall import PairIndex
+from tessera.recall import PairIndex, Recall
 from tessera.recipes.sections import Stage
 from tessera.tasks.question_answering import question_task
 from tessera.tasks.task import estimate
@@ -41,23 +43,20 @@ CHOICES = [name for name in MODELS if name.startswith("armt") or name in WHOLE_U
 
 
 @contextmanager
-def counted_reading() -> Iterator[dict[str, float]]:
+def counted_reading() -> Iterator[dict[str, int]]:
     """Of queries (of a layer and head) that an index answers: how many, the pairs that they read and that there are."""
     counts = {"queries": 0, "pairs_read": 0, "pairs": 0}
     recall = PairIndex.recall
 
-    def counted(index: PairIndex, queries: torch.Tensor, **options: Any) -> Any:
+    def counted(index: PairIndex, queries: torch.Tensor, **options: Any) -> Recall:
         answer = recall(index, queries, **options)
         counts["queries"] += answer.certificate.pairs_read.numel()
         counts["pairs_read"] += int(answer.certificate.pairs_read.sum())
         counts["pairs"] += len(index) * answer.certificate.pairs_read.numel()
         return answer
 
-    PairIndex.recall = counted  # type: ignore[method-assign]
-    try:
+    with patch.object(PairIndex, "recall", counted):
         yield counts
-    finally:
-        PairIndex.recall = recall  # type: ignore[method-assign]
 
 
 def main() -> None:
@@ -80,28 +79,38 @@ def main() -> None:
     run = next((run for run in planned if run.key == wanted), None)
     if run is None:
         parser.error(f"--kind and --seed must be of a run of `tessera reproduce babilong`; got {wanted}")
+    model, data = trained(run, arguments.trainings / arguments.budget)
+    ask(run, model, data, arguments)
+
+
+def trained(run: Run, trainings: Path) -> tuple[PreTrainedModel, StagedQuestions]:
+    """The model of a planned run and what draws its texts; a training that is not done goes on."""
     settings: BabilongSettings = run.configuration
     recipe = settings.read_recipe()
-    task = question_task(recipe.data.task or {})
-    assert isinstance(task, BABILong)
-    data = StagedQuestions(recipe, settings.context, task)
-    torch.manual_seed(seed)
+    data = StagedQuestions(recipe, settings.context, question_task(recipe.data.task or {}))
+    torch.manual_seed(settings.seed)
     longest = max(stage.length for stage in recipe.training.curriculum) * settings.context
     model = starting_model(recipe, data.tokenizer, context=longest)
-    folder = Job("babilong", arguments.trainings / arguments.budget).folder(run)
+    folder = Job("babilong", trainings).folder(run)
     train_stages_of(model, recipe, data, folder, lambda share, note: print(f"{share:.1%}: {note}", flush=True))
+    return model, data
 
-    segments = -(-arguments.tokens // settings.context)
-    key = f"{wanted}/{segments * settings.context} tokens"
+
+def ask(run: Run, model: PreTrainedModel, data: StagedQuestions, arguments: argparse.Namespace) -> None:
+    """Read the texts that are not stored yet, and store what was answered after each group of them."""
+    seed, segments = run.configuration.seed, -(-arguments.tokens // run.configuration.context)
+    tokens = segments * run.configuration.context
+    key = f"{run.key}/{tokens} tokens"
     stored = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     shares, sources, seconds, indexed = (
         stored.get(key, {}).get(name, []) for name in ("shares", "books", "seconds", "through_the_index")
     )
     stage = Stage(segments, 1, settings={"fewest_facts": None, "facts_share": PUBLISHED_SHARE})
-    of_books = sum(len(book.tokens) for book in task.books("test"))
+    assert isinstance(data.task, BABILong)
+    of_books = sum(len(book.tokens) for book in data.task.books("test"))
     for first in range(len(shares), arguments.texts, arguments.together):
         count, began = min(arguments.together, arguments.texts - first), time.perf_counter()
-        drawn = data.batch(stage, count, segments * settings.context - RESERVED, 1_000_000 * seed + first, "test")
+        drawn = data.batch(stage, count, tokens - RESERVED, 1_000_000 * seed + first, "test")
         assert drawn.sources is not None
         with counted_reading() as reading:
             shares += right_answers(model, drawn).tolist()
@@ -115,7 +124,7 @@ def main() -> None:
             "shares": shares,
             "books": sources,
             "questions": drawn.questions.shape[1],
-            "times_that_the_books_are_read": segments * settings.context / of_books,
+            "times_that_the_books_are_read": tokens / of_books,
             "side_by_side": arguments.together,
             "seconds": seconds,
             "through_the_index": indexed,

@@ -112,7 +112,7 @@ def _asked_alone(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, tuple[
     rows = torch.arange(len(contexts)).repeat_interleave(questions.shape[1])
     if not reads_on(model):
         return model(torch.cat([contexts[rows], questions.flatten(0, 1)], 1)).logits[:, contexts.shape[1] :], None
-    logits, state = contexts, None
+    state = None
     for block in contexts.split(BLOCK, 1):  # a memory of many pairs reads behind its state through an index
         logits, state = read_on(model, block, state, **last_logits(model))
     return read_on(model, questions.flatten(0, 1), fork(state, rows))[0], (logits[:, -1:], state)
