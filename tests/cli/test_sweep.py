@@ -26,6 +26,7 @@ def test_a_grid_from_end_to_end(tessera, corpus, tmp_path):
     bits = [run["validation_bits_per_byte"] for run in table["runs"]]
     means = [sum(bits[:2]) / 2, sum(bits[2:]) / 2]
     assert [f"{mean:.4f} ±" in out for mean in means] == [True, True]
+    assert out.partition("mean over seeds")[2].splitlines()[1].split() == ["bits/byte", "seeds"]
     assert "run 4 of 4: learning_rate=3e-2, seed=1" in err
     # Each folder is a run of its own, with its own rate and seed.
     for run in table["runs"]:
