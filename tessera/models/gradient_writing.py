@@ -15,7 +15,8 @@ from tessera.base.errors import expect
 from tessera.base.state import State
 from tessera.memories.association import AssociationState
 from tessera.models.learned_positions import learned_positions
-from tessera.models.recurrence.modeling import SegmentedForCausalLM, SegmentedOutput
+from tessera.models.recurrence.collector import SegmentedOutput
+from tessera.models.recurrence.modeling import SegmentedForCausalLM
 from tessera.models.recurrence.segment_runner import Segment, SegmentRunner
 from tessera.models.recurrence.state import CarriedTokens, MemoryState
 

@@ -5,8 +5,9 @@ A call walks modeling (the Hugging Face face) -> segment_runner (the loop over s
 """
 
 from tessera.base.arguments import explain_all
+from tessera.models.recurrence.collector import SegmentedOutput
 from tessera.models.recurrence.configuration import SegmentedConfig
-from tessera.models.recurrence.modeling import SegmentedForCausalLM, SegmentedOutput
+from tessera.models.recurrence.modeling import SegmentedForCausalLM
 from tessera.models.recurrence.segmented_input import random_segments
 from tessera.models.recurrence.state import MemoryState
 from tessera.models.recurrence.stream import read_stream, read_streams

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,9 +11,36 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from tessera.base.errors import expect
+from tessera.models.lazy_logits import LazyLogits, LooksUpLogits
+from tessera.models.recurrence.cache import SegmentCache
 from tessera.models.recurrence.segment_loss import SegmentLoss
 from tessera.models.recurrence.segmented_input import SegmentedInput, Span, scattered
 from tessera.models.recurrence.state import MemoryState
+
+
+@dataclass
+class SegmentedOutput(LooksUpLogits):
+    """Output of `SegmentedForCausalLM.forward`.
+
+    Attributes:
+        loss: mean cross entropy in nats, when labels were given; in training with `penalty`.
+        logits: (B, T, vocabulary) of the ordinary tokens, memory tokens left out; at padding anything.
+        past_key_values: when `use_cache`: the memory and the open segment.
+        memory_state: the memory after the last closed segment; while none is closed, the one that was given.
+        segment_states: the memory after every segment, when `output_segment_states`.
+        hidden_states: of the ordinary tokens, when `output_hidden_states`.
+        attentions: (B, H, T, tokens before + T) of each layer, when `output_attentions`; memory tokens left out.
+        penalty: what the model charges beside the cross entropy, as it stands in the loss (`ARMTConfig.gate_penalty`).
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | LazyLogits | None = None
+    past_key_values: SegmentCache | None = None
+    memory_state: MemoryState | None = None
+    segment_states: tuple[MemoryState, ...] | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+    penalty: Tensor | None = None
 
 
 class Seen(NamedTuple):

@@ -2,7 +2,7 @@
 
 import copy
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from tessera.models.forward_arguments import (
     refuse_keywords,
     without_packing,
 )
-from tessera.models.lazy_logits import LazyLogits, LooksUpLogits
+from tessera.models.lazy_logits import LazyLogits
 from tessera.models.learned_positions import first_position
 from tessera.models.loss_per_item import count_of_labels
 from tessera.models.recurrence.base_model import (
@@ -37,7 +37,7 @@ from tessera.models.recurrence.base_model import (
     widen_positions,
 )
 from tessera.models.recurrence.cache import SegmentCache
-from tessera.models.recurrence.collector import Collector
+from tessera.models.recurrence.collector import Collector, SegmentedOutput
 from tessera.models.recurrence.configuration import SegmentedConfig
 from tessera.models.recurrence.layer_hooks import keep_last_hidden, leave_out_unneeded, wrap_layers
 from tessera.models.recurrence.segment_loss import (
@@ -63,31 +63,6 @@ REFUSED = {
     "document_ids": "the memory is carried through the whole row; give every document a row",
     "labels_mask": "it is called loss_mask",
 }
-
-
-@dataclass
-class SegmentedOutput(LooksUpLogits):
-    """Output of `SegmentedForCausalLM.forward`.
-
-    Attributes:
-        loss: mean cross entropy in nats, when labels were given; in training with `penalty`.
-        logits: (B, T, vocabulary) of the ordinary tokens, memory tokens left out; at padding anything.
-        past_key_values: when `use_cache`: the memory and the open segment.
-        memory_state: the memory after the last closed segment; while none is closed, the one that was given.
-        segment_states: the memory after every segment, when `output_segment_states`.
-        hidden_states: of the ordinary tokens, when `output_hidden_states`.
-        attentions: (B, H, T, tokens before + T) of each layer, when `output_attentions`; memory tokens left out.
-        penalty: what the model charges beside the cross entropy, as it stands in the loss (`ARMTConfig.gate_penalty`).
-    """
-
-    loss: Tensor | None = None
-    logits: Tensor | LazyLogits | None = None
-    past_key_values: SegmentCache | None = None
-    memory_state: MemoryState | None = None
-    segment_states: tuple[MemoryState, ...] | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None
-    penalty: Tensor | None = None
 
 
 class SegmentedPreTrainedModel(SavesWithCode):
