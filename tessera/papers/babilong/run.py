@@ -118,7 +118,7 @@ def on_unseen_books(kernel: str) -> Model:
         f"Memory Mosaic, {PAPER_KERNELS[kernel]}, whole text (unseen books)",
         {**MOSAIC, "num_layers": 4, **own},
         1.5,
-        recipes={"qa1": QA1} | {kind: RECIPES / f"{kind}-whole.yaml" for kind in ("qa2", "qa4", "qa5")},
+        recipes={"qa1": QA1} | {kind: RECIPES / f"{kind}-whole.yaml" for kind in ("qa2", "qa3", "qa4", "qa5")},
         first_seed=31,
         test_noise="test_books",
         longest_whole_text=1024,
