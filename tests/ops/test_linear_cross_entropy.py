@@ -49,6 +49,12 @@ def test_labels_outside_are_refused(label):
         linear_cross_entropy(torch.randn(2, 4), torch.randn(7, 4), torch.tensor([0, label]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64])
+def test_labels_that_are_not_integers_are_refused(dtype):
+    with pytest.raises(TesseraError, match=rf"labels must be integers; got {dtype}\."):
+        linear_cross_entropy(torch.zeros(1, 3), torch.zeros(7, 3), torch.ones(1, dtype=dtype))
+
+
 def test_rows_that_do_not_count_are_not_computed(monkeypatch):
     rows, block = [], module._block
 

@@ -134,6 +134,17 @@ def test_documents_are_asked_about_at_every_length():
         assert one["contains_answer"]["count"] == 4
 
 
+def test_answers_about_documents_are_the_likeliest_tokens_whatever_the_model_generates_by():
+    file = QuestionFile(("a b",), (DocumentQuestion("Why?", ("x",), (0,)),))
+    answers = []
+    for beams in (1, 3):
+        model, rows = llama(), []
+        model.generation_config.num_beams = beams
+        document_scores(model, TOKENIZER, file, [400], answer_tokens=6, rows=rows)
+        answers.append(rows[0]["answer"])
+    assert answers[0] == answers[1]
+
+
 @pytest.fixture
 def folder(tmp_path):
     config = MemoryMosaicV2Config(

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from tessera.base.errors import TesseraError, expect
 from tessera.data.text_files import text_of_file
+from tessera.generation.sampling import Sampling
 from tessera.models.transformer import context_limit
 from tessera.tasks.task import estimate
 
@@ -194,13 +195,14 @@ def document_scores(
     def count_tokens(text: str) -> int:
         return len(tokenizer(text)["input_ids"])
 
+    likeliest = Sampling(max_new_tokens=answer_tokens, temperature=0.0)
+    options = {**likeliest.arguments, "pad_token_id": tokenizer.pad_token_id or 0}
     outcome: dict[str, Any] = {}
     for length in lengths:
         contained, documents = [], []
         for question in tqdm(chosen, disable=not progress, unit=" questions", desc=f"{length} tokens"):
             prompt, num_documents = longest_prompt(file, question, length, count_tokens, seed, answer_tokens)
             ids = torch.tensor([tokenizer(prompt)["input_ids"]], device=model.device)
-            options = {"do_sample": False, "max_new_tokens": answer_tokens, "pad_token_id": tokenizer.pad_token_id or 0}
             tokens = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
             output = tokenizer.decode(tokens[0, ids.shape[1] :], skip_special_tokens=True)
             contained.append(contains_answer(output, question.answers))
