@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from tessera.base.files import write_text_atomically
 from tessera.evaluation.provenance import provenance
 from tessera.evaluation.questions import right_answers
-from tessera.papers.babilong.run import MODELS, PUBLISHED_SHARE, UNSEEN, WHOLE_UNSEEN_KERNELS, BabilongSettings
+from tessera.papers.babilong.run import MODELS, PUBLISHED_SHARE, UNSEEN, WHOLE_UNSEEN, BabilongSettings
 from tessera.papers.babilong.sample import RESERVED
 from tessera.papers.babilong.task import BABILong
 from tessera.papers.experiment import EXPERIMENTS, Run, RunSelection
@@ -39,7 +39,7 @@ from tessera.training.initial_model import starting_model
 from tessera.training.staged_data import StagedQuestions
 
 TRAININGS = Path("runs/reproduce/babilong")
-CHOICES = [name for name in MODELS if name.startswith("armt") or name in WHOLE_UNSEEN_KERNELS]
+CHOICES = [name for name in MODELS if name.startswith(("armt", WHOLE_UNSEEN))]
 
 
 @contextmanager

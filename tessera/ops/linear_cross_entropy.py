@@ -41,7 +41,7 @@ def linear_cross_entropy(
 
 
 def expect_labels(where: str, labels: Tensor, count: int) -> None:
-    """Raise `TesseraError` for labels that are neither -100 nor among `count` tokens; on a GPU only the dtype is seen."""
+    """Raise `TesseraError` for labels that are neither -100 nor among `count` tokens; on a GPU it sees the dtype."""
     is_integer = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
     expect(is_integer, where, "labels", "be integers", labels.dtype)
     if is_readable(labels):

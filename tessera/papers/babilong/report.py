@@ -12,6 +12,7 @@ from tessera.papers.babilong.run import (
     UNSEEN,
     WHOLE_UNSEEN,
     WHOLE_UNSEEN_KERNELS,
+    WHOLE_UNSEEN_V2,
     BabilongSettings,
     execute,
     plan,
@@ -94,6 +95,7 @@ GROUPS = {
         "mosaic": "Memory Mosaic",
         "mosaic_v2": "Memory Mosaic v2",
         **{name: f"{PAPER_KERNELS[kernel]}, unseen" for name, kernel in WHOLE_UNSEEN_KERNELS.items()},
+        WHOLE_UNSEEN_V2: "Memory Mosaic v2, unseen",
     },
 }
 PARTS = {"whole": "in one segment", "first_part": "first part of a split fact", "second_part": "second part"}

@@ -37,7 +37,9 @@ WHOLE_UNSEEN = "mosaic_unseen"
 WHOLE_UNSEEN_KERNELS = {WHOLE_UNSEEN: "biweight"} | {
     f"{WHOLE_UNSEEN}_{kernel}": kernel for kernel in ("gaussian", "sparsemax", "relumax", "gaussian_knn")
 }
-WHOLE_TEXT = ("mamba", "mosaic", "mosaic_v2", *WHOLE_UNSEEN_KERNELS)  # read the text without segments
+WHOLE_UNSEEN_V2 = f"{WHOLE_UNSEEN}_v2"
+# They read the text without segments.
+WHOLE_TEXT = ("mamba", "mosaic", "mosaic_v2", *WHOLE_UNSEEN_KERNELS, WHOLE_UNSEEN_V2)
 LAST_SEGMENT = "last_segment"
 THRESHOLD = "armt_mosaic_threshold"
 SHUT = "armt_mosaic_shut"
@@ -111,12 +113,11 @@ LONG = {"qa1": SHIPPED / "armt-babilong-qa1-long.yaml"} | {
 }
 
 
-def on_unseen_books(kernel: str) -> Model:
-    """A Memory Mosaic that reads whole texts of unseen books."""
-    own = {} if kernel == "gaussian" else {"kernel": kernel}
+def on_unseen_books(name: str, model: dict[str, Any]) -> Model:
+    """A model that reads whole texts of unseen books."""
     return Model(
-        f"Memory Mosaic, {PAPER_KERNELS[kernel]}, whole text (unseen books)",
-        {**MOSAIC, "num_layers": 4, **own},
+        f"{name}, whole text (unseen books)",
+        model,
         1.5,
         recipes={"qa1": QA1} | {kind: RECIPES / f"{kind}-whole.yaml" for kind in ("qa2", "qa3", "qa4", "qa5")},
         first_seed=31,
@@ -151,7 +152,14 @@ MODELS = {
         "Mamba, whole text", {"type": "mamba", "hidden_size": 128, "num_hidden_layers": 4, "state_size": 16}, 2.5
     ),
     "mosaic": Model("Memory Mosaic, whole text", {**MOSAIC, "num_layers": 4}, 1.5),
-    **{name: on_unseen_books(kernel) for name, kernel in WHOLE_UNSEEN_KERNELS.items()},
+    **{
+        name: on_unseen_books(
+            f"Memory Mosaic, {PAPER_KERNELS[kernel]}",
+            {**MOSAIC, "num_layers": 4} | ({} if kernel == "gaussian" else {"kernel": kernel}),
+        )
+        for name, kernel in WHOLE_UNSEEN_KERNELS.items()
+    },
+    WHOLE_UNSEEN_V2: on_unseen_books("Memory Mosaic v2, Gaussian", MOSAIC_V2),
     "mosaic_v2": Model("Memory Mosaic v2, whole text", MOSAIC_V2, 1.5),
     LAST_SEGMENT: Model("transformer, last segment only", TRANSFORMER, 0.3),
 }
