@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from huggingface_hub import split_state_dict_into_shards_factory
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
@@ -182,28 +182,18 @@ def merge(checkpoint: Path, output: Path, dtype: torch.dtype | None = None, prog
     One file at a time is held in memory, of at most 5 GB (or one tensor). `dtype`: of the weights; None: as stored.
     """
     stored = HuggingFaceStorageReader(str(checkpoint / SHARDS)).read_metadata().state_dict_metadata
-    sizes = {
-        name: tensor
-        for name, tensor in sorted(stored.items())
-        if name.startswith(WEIGHT) and isinstance(tensor, TensorStorageMetadata)
+    whole = {
+        name: torch.empty(entry.size, dtype=_dtype(entry.properties.dtype, dtype), device="meta")
+        for name, entry in sorted(stored.items())
+        if name.startswith(WEIGHT) and isinstance(entry, TensorStorageMetadata)
     }
-
-    def stored_bytes(stored: Any) -> int:
-        kind = stored.properties.dtype
-        return stored.size.numel() * (dtype if dtype is not None and kind.is_floating_point else kind).itemsize
-
-    plan = split_state_dict_into_shards_factory(
-        sizes,
-        get_storage_size=stored_bytes,
-        filename_pattern="model{suffix}.safetensors",
-        max_shard_size=LARGEST_FILE,
-    )
+    plan = split_torch_state_dict_into_shards(whole, max_shard_size=LARGEST_FILE)
     files = plan.filename_to_tensors
-    with tqdm(total=len(sizes), desc="merging", unit=" tensors", disable=not progress) as bar:
+    with tqdm(total=len(whole), desc="merging", unit=" tensors", disable=not progress) as bar:
         for file_name, file in files.items():
-            tensors = {name: torch.empty(sizes[name].size, dtype=sizes[name].properties.dtype) for name in file}
+            tensors = {name: torch.empty_like(whole[name], device="cpu") for name in file}
             read_tensors(checkpoint, tensors, alone=True)
-            weights = {name.removeprefix(WEIGHT): _cast(tensor, dtype) for name, tensor in tensors.items()}
+            weights = {name.removeprefix(WEIGHT): tensor for name, tensor in tensors.items()}
             bad = next((name for name, tensor in weights.items() if not bool(tensor.isfinite().all())), None)
             expect(bad is None, "convert", bad or "", "be finite", "NaN or infinity", "Take an earlier checkpoint.")
             save_file(weights, output / file_name, metadata={"format": "pt"})
@@ -215,5 +205,5 @@ def merge(checkpoint: Path, output: Path, dtype: torch.dtype | None = None, prog
     return len(files)
 
 
-def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
+def _dtype(stored: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
+    return wanted if wanted is not None and stored.is_floating_point else stored

@@ -122,7 +122,6 @@ INPUTS, TOKENIZER = "inputs.json", "tokenizer.json"
 def write_tokenizer(run: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     """Put the tokenizer's files into `run`, each complete or not at all, `tokenizer.json` last."""
     temporary = run / "tokenizer.tmp"
-    remove(temporary)
     tokenizer.save_pretrained(temporary)
     for file in sorted(temporary.iterdir(), key=lambda path: path.name == TOKENIZER):
         sync(file)

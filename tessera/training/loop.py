@@ -79,7 +79,7 @@ def train_stages(
     """Train `model` in place, stage after stage, and return how each went.
 
     Each stage begins with the best weights of the one before, or its last where nothing was validated. Several
-    `processes` go through the same steps with the same weights, or each with its part of them (`sharding.shard`).
+    `processes` go through the same steps with the same weights, or each with its part of them (`distributed.shard`).
 
     Raises:
         NotFinite: a loss, gradient or weight that is NaN or infinite.
@@ -90,8 +90,8 @@ def train_stages(
         stage.begin()
         progress = checkpoints.ended(number)
         if progress is None:
-            progress = _train_stage(model, stage, number, checkpoints, log, is_stopped, processes, seed)
-            checkpoints.stages.append(progress)
+            trained = _StageTraining(model, stage, checkpoints, processes).run(number, seed, log, is_stopped)
+            checkpoints.stages.append(trained)
         else:
             log.begin(number, progress)
     checkpoints.finish()
@@ -99,163 +99,138 @@ def train_stages(
     return checkpoints.stages
 
 
-def _train_stage(
-    model: nn.Module,
-    stage: StagePlan,
-    number: int,
-    checkpoints: Checkpoints,
-    log: TrainingLog,
-    is_stopped: Callable[[], bool],
-    processes: Processes,
-    seed: int,
-) -> TrainingProgress:
-    options, parameters = stage.options, list(model.parameters())
-    optimizer = make_optimizer(model, options)
-    peaks = [group["lr"] for group in optimizer.param_groups]
-    progress, best = checkpoints.restore(optimizer)
-    log.begin(number, progress)
-    model.train()
-    saved = time.perf_counter()
-    began = saved - progress.seconds
-    over = _is_over(progress, stage)
-    for step in () if over else range(progress.steps, options.steps):
-        step_began = time.perf_counter()
-        processes.draw_apart(seed, number, step)
-        factor = schedule_factor(options, step) * stage.rate_factor(step)
-        for group, peak in zip(optimizer.param_groups, peaks):
-            group["lr"] = peak * factor
-        loss, norm = _backward(parameters, optimizer, stage.loss_at(step), options, processes)
-        _update(optimizer, stage, progress, loss, norm, checkpoints)
-        now = time.perf_counter()
-        progress.steps, progress.seconds = step + 1, now - began
-        progress.step_seconds += now - step_began
-        log.step(progress)
-        is_last, stopped = step + 1 == options.steps, processes.any(is_stopped())
-        is_due = now - saved > options.checkpoint_seconds or _every(options.checkpoint_every, step + 1)
-        is_validated = stage.validate is not None and (is_last or _every(options.evaluate_every, step + 1))
-        is_saved = is_last or stopped or is_due
-        if is_saved or is_validated or step == 0 or _every(options.log_every, step + 1):
-            _expect_finite_loss(progress, stage, checkpoints)
-            log.line(progress, optimizer.param_groups[0]["lr"])
-            progress.unlogged.clear()
-            progress.step_seconds = 0.0
-        if is_validated:
-            best = _validate(model, stage, progress, best)
-            over = _is_over(progress, stage)
-        if is_saved or over:
-            _expect_finite_weights(model, stage, checkpoints, processes, step + 1)
-            checkpoints.save(optimizer, progress, best)
-            saved = time.perf_counter()
-        if over:
-            break
-        if stopped and not is_last:
-            checkpoints.finish()
-            done = f"stopped after step {step + 1:,} of {options.steps:,}"
-            raise TrainingInterrupted(f"{stage.name}: {done}; a checkpoint holds it.")
-    if best is not None:
-        for name, tensor in model_tensors(model).items():
-            tensor.copy_(best[name])
-    return progress
+class _StageTraining:
+    """One stage, which goes on where the latest checkpoint left it."""
+
+    def __init__(self, model: nn.Module, stage: StagePlan, checkpoints: Checkpoints, processes: Processes) -> None:
+        self.model, self.stage, self.checkpoints, self.processes = model, stage, checkpoints, processes
+        self.options, self.parameters = stage.options, list(model.parameters())
+        self.optimizer = make_optimizer(model, stage.options)
+        self.peaks = [group["lr"] for group in self.optimizer.param_groups]
+        self.progress, self.best = checkpoints.restore(self.optimizer)
+
+    def run(self, number: int, seed: int, log: TrainingLog, is_stopped: Callable[[], bool]) -> TrainingProgress:
+        """Train what is left of it; the model ends with the best weights."""
+        options, progress = self.options, self.progress
+        log.begin(number, progress)
+        self.model.train()
+        saved = time.perf_counter()
+        began = saved - progress.seconds
+        over = self._is_over()
+        for step in () if over else range(progress.steps, options.steps):
+            step_began = time.perf_counter()
+            self.processes.draw_apart(seed, number, step)
+            factor = schedule_factor(options, step) * self.stage.rate_factor(step)
+            for group, peak in zip(self.optimizer.param_groups, self.peaks):
+                group["lr"] = peak * factor
+            self._update(*self._backward(self.stage.loss_at(step)))
+            now = time.perf_counter()
+            progress.steps, progress.seconds = step + 1, now - began
+            progress.step_seconds += now - step_began
+            log.step(progress)
+            is_last, stopped = step + 1 == options.steps, self.processes.any(is_stopped())
+            is_due = now - saved > options.checkpoint_seconds or _every(options.checkpoint_every, step + 1)
+            is_validated = self.stage.validate is not None and (is_last or _every(options.evaluate_every, step + 1))
+            is_saved = is_last or stopped or is_due
+            if is_saved or is_validated or step == 0 or _every(options.log_every, step + 1):
+                self._expect_finite_loss()
+                log.line(progress, self.optimizer.param_groups[0]["lr"])
+                progress.unlogged.clear()
+                progress.step_seconds = 0.0
+            if is_validated:
+                self._validate()
+                over = self._is_over()
+            if is_saved or over:
+                self._expect_finite_weights()
+                self.checkpoints.save(self.optimizer, progress, self.best)
+                saved = time.perf_counter()
+            if over:
+                break
+            if stopped and not is_last:
+                self.checkpoints.finish()
+                done = f"stopped after step {step + 1:,} of {options.steps:,}"
+                raise TrainingInterrupted(f"{self.stage.name}: {done}; a checkpoint holds it.")
+        if self.best is not None:
+            for name, tensor in model_tensors(self.model).items():
+                tensor.copy_(self.best[name])
+        return progress
+
+    def _backward(self, losses: Tensor | Iterable[Tensor]) -> tuple[Tensor, float | None]:
+        """Leave the step's clipped gradients in the parameters; its loss and, where it is measured, their norm."""
+        self.optimizer.zero_grad(set_to_none=True)
+        total: Tensor | None = None
+        is_sharded = isinstance(self.parameters[0], DTensor)
+        for loss in (losses,) if isinstance(losses, Tensor) else losses:
+            # FSDP takes the mean over the processes of the gradients that it shards.
+            loss.backward(torch.full_like(loss, self.processes.count) if is_sharded else None)
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None, "a step has a loss"
+        if self.processes.count > 1:
+            total = total.clone()
+            gradients = [p.grad for p in self.parameters if p.grad is not None and not is_sharded]
+            self.processes.all_reduce([total, *gradients])
+        norm = None
+        if self.options.clip is not None:
+            length = nn.utils.clip_grad_norm_(self.parameters, self.options.clip)
+            norm = (length.full_tensor() if isinstance(length, DTensor) else length).item()
+        if self.options.clip_value is not None:
+            nn.utils.clip_grad_value_(self.parameters, self.options.clip_value)
+        return total, norm
+
+    def _update(self, loss: Tensor, norm: float | None) -> None:
+        """Change the weights, unless loss or gradients are not finite, where that is measured."""
+        if norm is None or (math.isfinite(norm) and math.isfinite(loss.item())):
+            self.optimizer.step()
+            self.progress.add(loss, norm)
+        elif self.options.on_nonfinite == "skip":
+            self.progress.skipped += 1
+        else:
+            self._stop("loss and gradients", f"at step {self.progress.steps + 1}")
+
+    def _is_over(self) -> bool:
+        """Whether the stage has reached its target, or run out of patience."""
+        if self.progress.best <= self.stage.target:
+            return True
+        late = [step for step, _ in self.progress.checks if step > self.progress.best_step]
+        return self.options.patience is not None and len(late) >= self.options.patience
+
+    def _validate(self) -> None:
+        """Note what the validation says, and the weights where they are the best so far."""
+        assert self.stage.validate is not None
+        self.model.eval()
+        with torch.no_grad():
+            value = self.stage.validate()
+        if isinstance(self.model, FSDPModule):
+            self.model.reshard()  # a call without a backward pass leaves the outermost parameters whole
+        self.model.train()
+        if value is None:
+            return
+        progress = self.progress
+        progress.checks.append((progress.steps, value))
+        if value < progress.best:
+            progress.best, progress.best_step = value, progress.steps
+            self.best = {name: tensor.clone() for name, tensor in model_tensors(self.model).items()}
+
+    def _expect_finite_loss(self) -> None:
+        if self.progress.recent:
+            self.progress.loss = torch.stack(list(self.progress.recent)).mean().item()
+            if not math.isfinite(self.progress.loss):
+                self._stop("loss", f"at step {self.progress.steps}")
+
+    def _expect_finite_weights(self) -> None:
+        """Before weights that an update has made infinite or NaN are stored."""
+        local = (getattr(parameter, "_local_tensor", parameter) for parameter in self.parameters)
+        if self.processes.any(not all(bool(torch.isfinite(tensor).all()) for tensor in local)):
+            self._stop("weights", f"after step {self.progress.steps}")
+
+    def _stop(self, what: str, when: str) -> NoReturn:
+        last = self.checkpoints.latest
+        kept = f"the last good checkpoint is {last}" if last else "no checkpoint had been written yet"
+        raise NotFinite(
+            f"{self.stage.name}: {what} must be finite; got NaN or infinity {when}. Stopped: {kept}. "
+            "Lower the learning rate, or leave such steps out: training.on_nonfinite=skip."
+        )
 
 
 def _every(interval: int, step: int) -> bool:
     return interval > 0 and step % interval == 0
-
-
-def _backward(
-    parameters: list[nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-    losses: Tensor | Iterable[Tensor],
-    options: FitOptions,
-    processes: Processes,
-) -> tuple[Tensor, float | None]:
-    """Leave the step's clipped gradients in the parameters; its loss and, where it is measured, their norm."""
-    optimizer.zero_grad(set_to_none=True)
-    total: Tensor | None = None
-    is_sharded = any(isinstance(parameter, DTensor) for parameter in parameters[:1])
-    for loss in (losses,) if isinstance(losses, Tensor) else losses:
-        # FSDP takes the mean over the processes of the gradients that it shards.
-        loss.backward(torch.full_like(loss, processes.count) if is_sharded else None)
-        total = loss.detach() if total is None else total + loss.detach()
-    assert total is not None, "a step has a loss"
-    if processes.count > 1:
-        total = total.clone()
-        processes.all_reduce([total, *(p.grad for p in parameters if p.grad is not None and not is_sharded)])
-    norm = None
-    if options.clip is not None:
-        length = nn.utils.clip_grad_norm_(parameters, options.clip)
-        norm = (length.full_tensor() if isinstance(length, DTensor) else length).item()
-    if options.clip_value is not None:
-        nn.utils.clip_grad_value_(parameters, options.clip_value)
-    return total, norm
-
-
-def _update(
-    optimizer: torch.optim.Optimizer,
-    stage: StagePlan,
-    progress: TrainingProgress,
-    loss: Tensor,
-    norm: float | None,
-    checkpoints: Checkpoints,
-) -> None:
-    """Change the weights, unless loss or gradients are not finite, where that is measured."""
-    if norm is None or (math.isfinite(norm) and math.isfinite(loss.item())):
-        optimizer.step()
-        progress.add(loss, norm)
-    elif stage.options.on_nonfinite == "skip":
-        progress.skipped += 1
-    else:
-        _stop(stage.name, "loss and gradients", "at", checkpoints, progress.steps + 1)
-
-
-def _is_over(progress: TrainingProgress, stage: StagePlan) -> bool:
-    """Whether the stage has reached its target, or run out of patience."""
-    if progress.best <= stage.target:
-        return True
-    late = [step for step, _ in progress.checks if step > progress.best_step]
-    return stage.options.patience is not None and len(late) >= stage.options.patience
-
-
-def _validate(
-    model: nn.Module, stage: StagePlan, progress: TrainingProgress, best: dict[str, Tensor] | None
-) -> dict[str, Tensor] | None:
-    """Note what the validation says; the best weights so far."""
-    assert stage.validate is not None
-    model.eval()
-    with torch.no_grad():
-        value = stage.validate()
-    if isinstance(model, FSDPModule):
-        model.reshard()  # a call without a backward pass leaves the outermost parameters whole
-    model.train()
-    if value is None:
-        return None
-    progress.checks.append((progress.steps, value))
-    if value < progress.best:
-        progress.best, progress.best_step = value, progress.steps
-        best = {name: tensor.clone() for name, tensor in model_tensors(model).items()}
-    return best
-
-
-def _expect_finite_loss(progress: TrainingProgress, stage: StagePlan, checkpoints: Checkpoints) -> None:
-    if progress.recent:
-        progress.loss = torch.stack(list(progress.recent)).mean().item()
-        if not math.isfinite(progress.loss):
-            _stop(stage.name, "loss", "at", checkpoints, progress.steps)
-
-
-def _expect_finite_weights(
-    model: nn.Module, stage: StagePlan, checkpoints: Checkpoints, processes: Processes, step: int
-) -> None:
-    """Before weights that an update has made infinite or NaN are stored."""
-    local = (getattr(parameter, "_local_tensor", parameter) for parameter in model.parameters())
-    if processes.any(not all(bool(torch.isfinite(tensor).all()) for tensor in local)):
-        _stop(stage.name, "weights", "after", checkpoints, step)
-
-
-def _stop(name: str, what: str, when: str, checkpoints: Checkpoints, step: int) -> NoReturn:
-    last = checkpoints.latest
-    kept = f"the last good checkpoint is {last}" if last else "no checkpoint had been written yet"
-    raise NotFinite(
-        f"{name}: {what} must be finite; got NaN or infinity {when} step {step}. Stopped: {kept}. "
-        "Lower the learning rate, or leave such steps out: training.on_nonfinite=skip."
-    )

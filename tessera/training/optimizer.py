@@ -81,23 +81,18 @@ def parameter_groups(model: nn.Module, options: FitOptions | TrainingSection) ->
     `scalar_parameters`. Raises `TesseraError` for a name in `scalar_learning_rate_scales` that none of them has.
     """
     scalars, scales = scalar_parameters(model), options.scalar_learning_rate_scales
-    unused, last_parts = set(scales), set()
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {(options.weight_decay, 1.0): [], (0.0, 1.0): []}
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        scale, last = 1.0, name.rpartition(".")[2]
-        if name in scalars:
-            scale = scales.get(last, options.scalar_learning_rate_scale)
-            unused.discard(last)
-            last_parts.add(last)
-        decay = options.weight_decay if parameter.dim() >= 2 else 0.0
-        groups.setdefault((decay, scale), []).append(parameter)
-    for name in sorted(unused) if last_parts else ():  # a transformer has no scalars
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    last_parts = {name.rpartition(".")[2] for name in scalars & trained.keys()}
+    for name in sorted(scales.keys() - last_parts) if last_parts else ():  # a transformer has no scalars
         raise TesseraError(
             f"training.scalar_learning_rate_scales: {name!r} must name a scalar of this model. "
             f"{did_you_mean(name, last_parts)}"
         )
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {(options.weight_decay, 1.0): [], (0.0, 1.0): []}
+    for name, parameter in trained.items():
+        scale = scales.get(name.rpartition(".")[2], options.scalar_learning_rate_scale) if name in scalars else 1.0
+        decay = options.weight_decay if parameter.dim() >= 2 else 0.0
+        groups.setdefault((decay, scale), []).append(parameter)
     return [
         {"params": parameters, "weight_decay": decay, "lr": options.learning_rate * scale}
         for (decay, scale), parameters in groups.items()

@@ -140,7 +140,9 @@ def train(
             stages = train_stages(model, plans, checkpoints, run_log, lambda: interruption.is_requested, processes)
         run_log.summarise(stages)
         data.finish(model)
-        return publish_model(recipe, run, model, data, stages, run_log.validated, time.time() - began)
+        summary = _summary(run, model, data, stages, run_log.validated)
+        publish_model(run, model, data, summary, time.time() - began)
+        return summary
 
 
 def _begin(claim: Claim, checkpoints: Checkpoints, run_log: RunLog) -> None:
@@ -177,21 +179,10 @@ def _extension(recipe: Recipe, run: Path, step: int) -> list[str]:
     ]
 
 
-def publish_model(
-    recipe: Recipe,
-    run: Path,
-    model: PreTrainedModel,
-    data: TrainingData,
-    stages: list[TrainingProgress],
-    validation: dict[str, float],
-    seconds: float,
-) -> RunSummary:
+def publish_model(run: Path, model: PreTrainedModel, data: TrainingData, summary: RunSummary, seconds: float) -> None:
     """Put the trained model into the run's folder, file by file under its final name, and `run.json` last."""
-    summary = _summary(recipe, run, model, data, stages, validation)
-    temporary = run / "model.tmp"
+    temporary, recipe = run / "model.tmp", data.recipe
     with writing(run, "the model", "Checkpoints are complete: --resume writes it again."):
-        if data.processes.is_first:
-            remove(temporary)
         if isinstance(model, FSDPModule):
             model.reshard()  # a validation leaves the outermost parameters whole
             _write_sharded_model(model, data, temporary)
@@ -204,7 +195,6 @@ def publish_model(
             result = {"result": asdict(summary), "provenance": made_with}
             write_text_atomically(run / RESULT, json.dumps(result, indent=1) + "\n")
     data.processes.wait()
-    return summary
 
 
 def write_model_files(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
@@ -244,19 +234,14 @@ def _move_into_run(temporary: Path, run: Path) -> None:
 
 
 def _summary(
-    recipe: Recipe,
-    run: Path,
-    model: PreTrainedModel,
-    data: TrainingData,
-    stages: list[TrainingProgress],
-    validation: dict[str, float],
+    run: Path, model: PreTrainedModel, data: TrainingData, stages: list[TrainingProgress], validation: dict[str, float]
 ) -> RunSummary:
-    plans = recipe.training.stages
+    plans = data.recipe.training.stages
     counts = [(stage, step) for stage, progress in zip(plans, stages) for step in range(progress.steps)]
     if not validation or "score" in validation:  # the best weights may be those of an earlier validation
         validation = data.validation(model, plans[-1])
     return RunSummary(
-        name=recipe.name,
+        name=data.recipe.name,
         folder=str(run),
         parameters=num_parameters(model),
         steps=len(counts),

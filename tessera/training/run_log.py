@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
 from torch import nn
 from tqdm import tqdm
 
@@ -109,10 +108,9 @@ class TensorBoard:
         self._writer = SummaryWriter(folder, purge_step=step + 1)
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
-        """Numbers by their names, such as "train/loss", after a step; None is no number."""
+        """Numbers by their names, such as "train/loss", after a step."""
         for name, value in values.items():
-            if value is not None:
-                self._writer.add_scalar(name, value, step)
+            self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def close(self) -> None:
@@ -130,7 +128,7 @@ class WeightsAndBiases:
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
         """As `TensorBoard.log`."""
-        self._run.log({name: value for name, value in values.items() if value is not None}, step=step)
+        self._run.log(values, step=step)
 
     def close(self) -> None:
         """As `TensorBoard.close`."""
@@ -214,13 +212,11 @@ class RunLog(TrainingLog):
         self.number, self.progress = number, progress
         self.tokens += sum(self.data.batch_tokens(self.stages[number], step) for step in range(progress.steps))
         self._line_tokens = self.tokens
-        if self._bar is not None:
-            self._bar.n = self._bar.initial = self._cost
+        self._bar.n = self._bar.initial = self._cost
 
     def step(self, progress: TrainingProgress) -> None:
         """See `TrainingLog`."""
-        tokens = self.data.batch_tokens(self.stages[self.number], progress.steps - 1)
-        self.tokens += tokens
+        self.tokens += self.data.batch_tokens(self.stages[self.number], progress.steps - 1)
         if self.shown:
             self._bar.update(self._cost - self._bar.n)
         self.report(self._cost / self.total_cost, f"step {self._step:,}")
@@ -229,7 +225,8 @@ class RunLog(TrainingLog):
         """See `TrainingLog`."""
         tokens, seconds = self.tokens - self._line_tokens, progress.step_seconds
         speed = round(tokens / seconds, 1) if seconds else None
-        record: dict[str, Any] = {"loss": mean_loss(progress.unlogged)} if progress.unlogged else {}
+        losses = progress.unlogged
+        record: dict[str, Any] = {"loss": sum(losses[1:], losses[0]).item() / len(losses)} if losses else {}
         record |= {
             "learning_rate": learning_rate,
             "gradient_norm": progress.gradient_norm,
@@ -287,18 +284,11 @@ class RunLog(TrainingLog):
             return
         stage = {"stage": self.number + 1} if self.recipe.training.curriculum else {}
         self.metrics.append({"step": self._step} | stage | record)
+        known = {name.removeprefix("validation_"): value for name, value in record.items() if value is not None}
         for tracker in self.trackers:
-            tracker.log(
-                {f"{kind}/{name.removeprefix('validation_')}": value for name, value in record.items()}, self._step
-            )
+            tracker.log({f"{kind}/{name}": value for name, value in known.items()}, self._step)
 
     def _note(self, **notes: str) -> None:
         """Show these texts beside the bar from now on, in the order in which they were first given."""
         self._notes.update(notes)
-        if self._bar is not None:
-            self._bar.set_postfix_str(", ".join(self._notes.values()), refresh=False)
-
-
-def mean_loss(losses: list[torch.Tensor]) -> float:
-    """Their mean, added up in their order."""
-    return sum(losses[1:], losses[0]).item() / len(losses)
+        self._bar.set_postfix_str(", ".join(self._notes.values()), refresh=False)
