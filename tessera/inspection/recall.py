@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -179,7 +180,7 @@ def observe_recalls(
     reading: Reading,
     positions: Sequence[int],
     receive: Callable[[QueryRecall], None],
-    after_part: Callable[[MemoryState | None], None] | None = None,
+    after_part: Callable[[Any], None] = lambda state: None,
 ) -> Tensor:
     """Call `receive` with what each memory recalled for each query, in the order of the model; returns the losses.
 
@@ -202,10 +203,9 @@ def observe_recalls(
         elif attentions:
             stack.enter_context(returned_weights(attentions, recorder.returned))
 
-        def end_part(state: MemoryState | None) -> None:
+        def end_part(state: Any) -> None:
             recorder.flush()
-            if after_part is not None:
-                after_part(state)
+            after_part(state)
 
         losses = reading.losses(end_part)
     idle = [

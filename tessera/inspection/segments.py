@@ -1,20 +1,20 @@
 """ARMT, RMT and PRMT: what each segment wrote, erased and read, and what a stored memory holds without any text."""
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tessera.base.errors import TesseraError, expect
-from tessera.base.state import State
 from tessera.inspection.trace import SegmentTrace, StoredMemory
 from tessera.inspection.watched_text import Reading
 from tessera.layers.dpfp import dpfp
 from tessera.memories.association import AssociationMemory, AssociationState
 from tessera.models.recurrence import MemoryState, SegmentedForCausalLM
-from tessera.models.recurrence.state import CarriedTokens
 from tessera.ops.association_matrix import read_association
 
 
@@ -47,9 +47,8 @@ class SegmentObserver:
                     stack.enter_context(part.register_forward_hook(keep))
             yield
 
-    def after_segment(self, after: MemoryState | None) -> None:
+    def after_segment(self, after: MemoryState) -> None:
         """Measure what the segment did."""
-        assert after is not None, "a segmented model hands its memory on"
         part = self.reading.part
         for layer, memory in enumerate(self.memories or ()):
             read = self.outputs.get(memory)  # nothing before the first writing
@@ -59,16 +58,11 @@ class SegmentObserver:
         self.state = after
         self.outputs.clear()
 
-    def _row(self, index: int, before: State, after: State) -> tuple[float, ...]:
-        """written, erased, read, norm, gamma of one layer in the segment that was read last."""
+    def _row(self, index: int, before: Any, after: Any) -> tuple[float, ...]:
+        """written, erased, read, norm, gamma of one layer in the segment that lies between its two states."""
         part = self.reading.part
         if self.memories is None:
-            assert isinstance(before, CarriedTokens)
-            assert isinstance(after, CarriedTokens)
-            missing = float("nan")
-            return _length(after.tokens - before.tokens), missing, missing, _length(after.tokens), missing
-        assert isinstance(before, AssociationState)
-        assert isinstance(after, AssociationState)
+            return _length(after.tokens - before.tokens), math.nan, math.nan, _length(after.tokens), math.nan
         memory, read = self.memories[index], float(self.reads[part.start : part.end, index].mean())
         strengths = self.outputs[memory.gate].unsqueeze(-1)
         keys = dpfp(self.outputs[memory.key], memory.num_rolls)
@@ -85,11 +79,9 @@ class SegmentObserver:
 
     def trace(self) -> SegmentTrace:
         """What was measured."""
-        written, erased, read, norm, gamma = (
-            torch.tensor([[row[name] for row in segment] for segment in self.rows]) for name in range(5)
-        )
+        measured = (column.contiguous() for column in torch.tensor(self.rows).unbind(-1))
         starts = torch.tensor([part.start for part in self.reading.parts])
-        return SegmentTrace(written, erased, read, norm, gamma, starts, None if self.memories is None else self.reads)
+        return SegmentTrace(*measured, starts=starts, reads=None if self.memories is None else self.reads)
 
 
 def _gamma(memory: AssociationMemory, before: AssociationState, keys: Tensor) -> Tensor:
@@ -150,17 +142,11 @@ def describe_memory(model: PreTrainedModel, memory: MemoryState, predictions: in
     memory.expect_fits(model.empty_memory(1), where)
     expect(memory.batch_size == 1, where, "memory", "be of one row", memory.batch_size)
     lens = Lens(model.base)
-    sizes, tokens, scores, norms = [], [], [], []
-    for layer in memory.layers:
-        norm, strengths, vectors = _contents(layer)
-        words, values = lens.likeliest(vectors, predictions)
-        sizes.append(strengths.float().cpu())
-        tokens.append(words.int().cpu())
-        scores.append(values.cpu())
-        norms.append(norm)
+    norms, strengths, vectors = zip(*map(_contents, memory.layers))
+    tokens, scores = map(torch.stack, zip(*(lens.likeliest(contents, predictions) for contents in vectors)))
+    sizes = torch.tensor(norms), torch.stack(strengths).float().cpu()
     counts = int(memory.tokens_read), int(memory.segments_read)
-    parts = (torch.stack(part) for part in (sizes, tokens, scores))
-    return StoredMemory(memory.kind, *counts, torch.tensor(norms), *parts)
+    return StoredMemory(memory.kind, *counts, *sizes, tokens.int().cpu(), scores.cpu())
 
 
 def _contents(layer) -> tuple[float, Tensor, Tensor]:

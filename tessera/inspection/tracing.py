@@ -42,7 +42,7 @@ class _Recalls:
     bandwidth: bytearray = field(default_factory=bytearray)
     num_pairs: list[int] = field(default_factory=list)
     age_sums: Tensor | None = None
-    age_counts: Tensor | None = None
+    age_counts: Tensor = field(default_factory=lambda: torch.zeros(AGE_BINS))
 
 
 def trace(
@@ -89,8 +89,8 @@ def trace(
     segments = SegmentObserver(reading) if reading.is_segmented else None
     streams = _Streams(reading, sites, positions)
     with streams.watching(), segments.watching() if segments else nullcontext():
-        after = segments.after_segment if segments else None
-        losses = observe_recalls(reading, positions, lambda recall: _take(recalls, recall, share, most_pairs), after)
+        after = (segments.after_segment,) if segments else ()
+        losses = observe_recalls(reading, positions, lambda recall: _take(recalls, recall, share, most_pairs), *after)
     removing = _Removing(reading, losses, removals, [int(pair) for pair in removed_pairs])
     lens = Lens(reading.base)
     before_tokens, before_scores = lens.likeliest(streams.rows[streams.layers[sites[0].layer]], predictions)
@@ -164,8 +164,8 @@ def _tensor(values: bytearray, dtype: torch.dtype) -> Tensor:
 def _add_ages(kept: _Recalls, recall: QueryRecall) -> None:
     """Sum the weights by age: bin a holds the pairs of age 2^a to 2^(a+1) - 1. Age 1 is the newest that can be seen."""
     newest = recall.query + (recall.site.kind == "attention")  # attention sees its own position
-    if kept.age_sums is None or kept.age_counts is None:
-        kept.age_sums, kept.age_counts = torch.zeros(len(recall.weights), AGE_BINS), torch.zeros(AGE_BINS)
+    if kept.age_sums is None:
+        kept.age_sums = torch.zeros(len(recall.weights), AGE_BINS)
     columns = (recall.pairs < newest) & (recall.pairs >= recall.oldest)
     bins = (newest - recall.pairs[columns]).double().log2().floor().long()
     kept.age_sums.index_add_(1, bins, recall.weights[:, columns].float())
@@ -182,10 +182,9 @@ def _recalled_fields(kept: _Recalls) -> dict[str, Tensor]:
         "num_pairs": torch.tensor(kept.num_pairs),
         "bandwidth": _tensor(kept.bandwidth, torch.float32).view(len(kept.num_pairs), -1),
     }
-    if kept.age_sums is not None and kept.age_counts is not None:
-        used = kept.age_counts > 0
-        last = int(used.nonzero().max()) + 1 if used.any() else 0
-        fields["ages"] = kept.age_sums[:, :last] / kept.age_counts[:last]
+    if kept.age_sums is not None:
+        used = int((kept.age_counts > 0).sum())  # a query that sees an age sees all lower ones
+        fields["ages"] = kept.age_sums[:, :used] / kept.age_counts[:used]
     return fields
 
 

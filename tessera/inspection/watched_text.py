@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,10 +83,10 @@ class Reading:
         return -self.memory.length if isinstance(self.memory, StackState) else 0
 
     @torch.no_grad()
-    def losses(self, after_part: Callable[[MemoryState | None], None] | None = None) -> Tensor:
+    def losses(self, after_part: Callable[[Any], None] = lambda state: None) -> Tensor:
         """Read; nats of each token given those before it, (T,), NaN for the first. The model is in evaluation mode.
 
-        `after_part` is called after each part with the memory of a segmented model.
+        `after_part` is called after each part with the state behind it.
         """
         losses, state = [torch.full((1,), torch.nan)], self.memory
         with evaluating(self.model):
@@ -94,8 +95,7 @@ class Reading:
                 logits, state = self._read(part, state)
                 targets = self.input_ids[0, part.start + 1 : part.end + 1]
                 losses.append(cross_entropy(logits[: len(targets)].float(), targets, reduction="none").cpu())
-                if after_part is not None:
-                    after_part(state if self.is_segmented else None)
+                after_part(state)
         return torch.cat(losses)
 
     def _read(self, part: Part, state):

@@ -7,7 +7,7 @@ import html
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -85,31 +85,32 @@ class _Arrays:
     def __init__(self) -> None:
         self.bytes = bytearray()
 
-    def _add(self, kind: str, array: np.ndarray) -> list[object]:
+    def _add(self, kind: str, tensor: Tensor | None, encoded: Callable[[Tensor], np.ndarray]) -> list[object] | None:
+        if tensor is None:
+            return None
+        array = encoded(tensor.flatten())
         entry: list[object] = [kind, len(self.bytes), array.size]
         self.bytes += array.reshape(-1, 1).view(np.uint8).T.tobytes()
         return entry
 
     def floats(self, tensor: Tensor | None) -> list[object] | None:
         """As they are."""
-        return None if tensor is None else self._add("f4", tensor.float().numpy().astype("<f4").ravel())
+        return self._add("f4", tensor, lambda values: values.float().numpy().astype("<f4"))
 
     def integers(self, tensor: Tensor | None) -> list[object] | None:
         """As they are."""
-        return None if tensor is None else self._add("i4", _signs_last(tensor.numpy().astype("<i4").ravel()))
+        return self._add("i4", tensor, _signs_last)
 
     def steps(self, tensor: Tensor | None) -> list[object] | None:
         """Integers of which neighbours are near each other."""
-        if tensor is None:
-            return None
-        return self._add("d4", _signs_last(np.diff(tensor.numpy().astype("<i4").ravel(), prepend=np.int32(0))))
+        return self._add("d4", tensor, lambda values: _signs_last(values.int().diff(prepend=torch.zeros(1).int())))
 
     def losses(self, tensor: Tensor | None) -> list[object] | None:
         """Nats; thousandths of a long text."""
         if tensor is None or tensor.shape[-1] <= MANY_TOKENS:
             return self.floats(tensor)
         thousandths = (1000 * tensor.double()).round().nan_to_num(nan=MISSING, posinf=MISSING, neginf=MISSING)
-        return self._add("m4", _signs_last(thousandths.numpy().astype("<i4").ravel()))
+        return self._add("m4", thousandths, _signs_last)
 
     def weights(self, tensor: Tensor | None) -> list[object] | None:
         """Numbers in [0, 1], by their logarithms; 0 stays 0, and no other number becomes 0."""
@@ -117,24 +118,26 @@ class _Arrays:
 
     def logarithms(self, tensor: Tensor | None) -> list[object] | None:
         """The same, given natural logarithms."""
-        if tensor is None:
-            return None
-        octaves = (tensor.double() * (-OCTAVE / math.log(2))).round().clamp(min=0)
-        return self._add("w2", octaves.clamp(max=NONE).numpy().astype("<u2").ravel())
+        octave = -OCTAVE / math.log(2)
+        return self._add(
+            "w2", tensor, lambda logs: (logs.double() * octave).round().clamp(0, NONE).numpy().astype("<u2")
+        )
 
 
-def _signs_last(array: np.ndarray) -> np.ndarray:
+def _signs_last(values: Tensor) -> np.ndarray:
     """0, -1, 1, -2, 2, ... as 0, 1, 2, 3, 4, ...: numbers near 0 have high bytes of 0."""
+    array = values.numpy().astype("<i4")
     return ((array << 1) ^ (array >> 31)).astype("<i4")
 
 
 def _in_order(memory: MemoryTrace) -> tuple[Tensor | None, Tensor | None]:
     """Pairs and weights with the pairs of each row in the order of their numbers."""
-    if memory.rows is None or memory.pairs is None or memory.weights is None:
+    if not memory.recalls:
         return None, None
-    row = torch.arange(len(memory.rows) - 1).repeat_interleave(memory.rows.diff())
-    order = torch.from_numpy(np.lexsort((memory.pairs.numpy(), row.numpy())))
-    return memory.pairs[order], memory.weights[order]
+    rows, pairs, weights = memory.all_recalled
+    row = torch.arange(len(rows) - 1).repeat_interleave(rows.diff())
+    order = torch.from_numpy(np.lexsort((pairs.numpy(), row.numpy())))
+    return pairs[order], weights[order]
 
 
 def _packed(traces: Sequence[Trace], titles: Sequence[str]) -> str:
