@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -98,8 +99,7 @@ class QueryRecall:
             bandwidth: h of the kernel (H,), in units of the distance between query and key; None for attention.
         oldest: the lowest number that a pair of the text, or of the state that it was read behind, could have had;
             lower ones are memory tokens at the front of a segment.
-    Pair i of a text's memory is (key of token i, what followed it); numbers below 0 lie before the text (see `Part`).
-    Of a persistent memory, pair i is slot i (of all its banks, one after the other).
+    Pairs are numbered as in `MemoryTrace`; pair i of a persistent memory is slot i (of all its banks).
     """
 
     site: Site
@@ -196,7 +196,7 @@ def observe_recalls(
         recorder = _Recorder(current, reading, positions, receive)
         stack.enter_context(intercepted(recorder.regression))
         for site in current.sites.values():
-            stack.enter_context(site.module.register_forward_pre_hook(recorder.once(site.name)))
+            stack.enter_context(site.module.register_forward_pre_hook(partial(recorder.once, site.name)))
         attentions = [site.module for site in current.sites.values() if site.kind == "attention"]
         if attentions and is_exchangeable(reading.base):
             stack.enter_context(intercepted_attention(reading.base, recorder.attention))
@@ -222,25 +222,19 @@ class CurrentSite:
         self.sites = {site.name: site for site in sites}
         self.site: Site | None = None
 
+    def become(self, site: Site | None, *call: object) -> None:
+        """Note that `site` begins, or None: that it has ended; called by PyTorch with the module's `call`."""
+        self.site = site
+
 
 @contextmanager
 def running_sites(sites: Sequence[Site]) -> Iterator[CurrentSite]:
     """While it lasts, the value says which of `sites` runs."""
     current = CurrentSite(sites)
-
-    def enter(site: Site) -> Callable[[nn.Module, tuple], None]:
-        def hook(module: nn.Module, arguments: tuple) -> None:
-            current.site = site
-
-        return hook
-
-    def leave(module: nn.Module, arguments: tuple, output: object) -> None:
-        current.site = None
-
     with ExitStack() as stack:
         for site in sites:
-            stack.enter_context(site.module.register_forward_pre_hook(enter(site)))
-            stack.enter_context(site.module.register_forward_hook(leave))
+            stack.enter_context(site.module.register_forward_pre_hook(partial(current.become, site)))
+            stack.enter_context(site.module.register_forward_hook(partial(current.become, None)))
         yield current
 
 
@@ -255,16 +249,12 @@ class _Recorder:
         self.site: Site | None = None
         self.parts: dict[str, Part] = {}  # what each memory, and its attention, has read last
 
-    def once(self, name: str) -> Callable[..., None]:
-        """What must be called once in a part: in a loop (HRM) or beside another (DiffLlama), weights are several."""
-
-        def check(*arguments: object) -> None:
-            part, model = self.reading.part, type(self.reading.base).__name__
-            got = f"{name} of {model}, which runs several times"
-            expect(self.parts.get(name) is not part, "inspection", "every memory", "run once in a pass", got)
-            self.parts[name] = part
-
-        return check
+    def once(self, name: str, *call: object) -> None:
+        """Must be called once in a part: in a loop (HRM) or beside another (DiffLlama), weights are several."""
+        part, model = self.reading.part, type(self.reading.base).__name__
+        got = f"{name} of {model}, which runs several times"
+        expect(self.parts.get(name) is not part, "inspection", "every memory", "run once in a pass", got)
+        self.parts[name] = part
 
     def regression(self, call: Call, run: Callable[[Call], Tensor]) -> Tensor:
         """Keep the calls of one memory until the next begins."""
@@ -296,7 +286,7 @@ class _Recorder:
         self.flush()
         if self.current.site is not None:
             self.site = site = self.current.site
-            self.once(f"attention in {site.name}")()
+            self.once(f"attention in {site.name}")
             for position in self._read_now():
                 step = torch.tensor([self.reading.part.step(position)], device=key.device)
                 weights = attention_weights(query, key, mask, scale, step)[0, :, 0]

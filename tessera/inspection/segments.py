@@ -79,9 +79,9 @@ class SegmentObserver:
 
     def trace(self) -> SegmentTrace:
         """What was measured."""
-        measured = (column.contiguous() for column in torch.tensor(self.rows).unbind(-1))
+        written, erased, read, norm, gamma = (column.contiguous() for column in torch.tensor(self.rows).unbind(-1))
         starts = torch.tensor([part.start for part in self.reading.parts])
-        return SegmentTrace(*measured, starts=starts, reads=None if self.memories is None else self.reads)
+        return SegmentTrace(written, erased, read, norm, gamma, starts, None if self.memories is None else self.reads)
 
 
 def _gamma(memory: AssociationMemory, before: AssociationState, keys: Tensor) -> Tensor:

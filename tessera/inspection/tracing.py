@@ -1,9 +1,11 @@
 """Make a trace: one forward pass that is watched, and one more for each part that is taken out."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -207,12 +209,12 @@ class _Streams:
         with ExitStack() as stack:
             keep = stack.enter_context
             for name in self.layers.values():
-                keep(modules[name].register_forward_pre_hook(self._input_of(name), with_kwargs=True))
+                keep(modules[name].register_forward_pre_hook(partial(self._take_input, name), with_kwargs=True))
             for site in self.sites:
-                keep(site.module.register_forward_hook(self._output_of(site.name)))
+                keep(site.module.register_forward_hook(partial(self._take_output, site.name)))
                 extractor = getattr(site.module, "key_extractor", None)
                 if isinstance(extractor, GatedKeyExtractor):
-                    keep(extractor.decay.register_forward_hook(self._output_of(site.name + DECAY)))
+                    keep(extractor.decay.register_forward_hook(partial(self._take_output, site.name + DECAY)))
             yield
 
     def leak(self, site: Site) -> Tensor | None:
@@ -223,17 +225,12 @@ class _Streams:
         rates = self.rows.get(site.name + DECAY)
         return None if rates is None or not len(rates) else (-rates.abs()).exp().mean(0).float().cpu()
 
-    def _input_of(self, name: str) -> Callable:
-        return lambda module, arguments, keywords: self._keep(
-            name, arguments[0] if arguments else keywords["hidden_states"]
-        )
+    def _take_input(self, name: str, module: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
+        self._keep(name, arguments[0] if arguments else keywords["hidden_states"])
 
-    def _output_of(self, name: str) -> Callable:
-        def hook(module: nn.Module, arguments: tuple, output: Tensor | tuple) -> None:
-            hidden, stream = output[0] if isinstance(output, tuple) else output, own_residual(module, arguments)
-            self._keep(name, hidden if stream is None else hidden - stream)
-
-        return hook
+    def _take_output(self, name: str, module: nn.Module, arguments: tuple, output: Tensor | tuple) -> None:
+        hidden, stream = output[0] if isinstance(output, tuple) else output, own_residual(module, arguments)
+        self._keep(name, hidden if stream is None else hidden - stream)
 
     def _keep(self, name: str, hidden: Tensor) -> None:
         part = self.reading.part

@@ -33,11 +33,7 @@ class Part:
         return position - self.start + self.front
 
     def pairs(self, count: int, query_offset: int) -> Tensor:
-        """The numbers (count,) of the pairs in the columns of a call whose first query stands at `query_offset`.
-
-        Pair i belongs to token i of the text. A negative number lies before the text: -1 is the newest pair of the
-        memory that the text was read behind, or the last memory token at the front of the segment.
-        """
+        """The numbers (count,), as in `MemoryTrace`, of the pairs in a call whose first query is at `query_offset`."""
         steps = torch.arange(count) - query_offset - self.front
         return torch.where(steps < 0, steps, steps + self.start) if self.front else steps + self.start
 

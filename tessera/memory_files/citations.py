@@ -96,14 +96,14 @@ def _passages(memory: "Memory", weights: Tensor) -> list[tuple[int, int, int, in
     the next.
     """
     texts = TokenTexts(memory.tokenizer)
-    passages: dict[tuple[int, int], tuple[int, int, int, int, str]] = {}
+    passages: list[tuple[int, int, int, int, str]] = []
     starts = torch.tensor([0, *(len(document.tokens) for document in memory.documents)]).cumsum(0)
     for step in weights.topk(min(PLACES, len(weights))).indices.tolist():
         if not weights[step]:
             break
         index = int(torch.searchsorted(starts, step, right=True)) - 1
         start, document = int(starts[index]), memory.documents[index]
-        others = [(first, end) for known, _, first, end, _ in passages.values() if known == index]
+        others = [(first, end) for known, _, first, end, _ in passages if known == index]
         if any(first <= step - start < end for first, end in others):
             continue
         low = max(0, step - start - AROUND)
@@ -112,10 +112,8 @@ def _passages(memory: "Memory", weights: Tensor) -> list[tuple[int, int, int, in
         first = max([first, *(other - low for _, other in others if other <= step - start)])
         end = min([end, *(other - low for other, _ in others if other > step - start)])
         if text := "".join(shown[first:end]).strip():
-            passages[index, low + first] = (index, start, low + first, low + end, text)
-    return sorted(
-        passages.values(), key=lambda passage: -float(weights[passage[1] + passage[2] : passage[1] + passage[3]].sum())
-    )
+            passages.append((index, start, low + first, low + end, text))
+    return sorted(passages, key=lambda passage: -float(weights[passage[1] :][passage[2] : passage[3]].sum()))
 
 
 def _sentence(shown: tuple[str, ...], token: int) -> tuple[int, int]:

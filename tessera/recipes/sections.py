@@ -273,7 +273,8 @@ class Recipe:
     def problems(self) -> Problems:
         """(field, what is wrong) for every rule that concerns the recipe as a whole."""
         is_name = self.name.strip() not in ("", ".", "..") and not set(self.name) & set("/\\\0\n")
-        if not is_name or len(self.name.encode(errors="replace")) > 200 or not _is_unicode(self.name):
+        written = self.name.encode(errors="replace")  # half of a surrogate pair as a question mark
+        if not is_name or len(written) > 200 or written.decode() != self.name:
             return [("name", f"must be a name, not a path, of at most 200 bytes; got {self.name!r}.")]
         if not 0 <= self.seed < 2**32:
             return [("seed", f"must lie in 0..2^32 - 1; got {shown(self.seed)}.")]
@@ -287,15 +288,6 @@ class Recipe:
         if not isinstance(self.model.get("type"), str):
             return [("model.type", f"must name a model type, such as memory_mosaic; got {self.model.get('type')!r}.")]
         return []
-
-
-def _is_unicode(text: str) -> bool:
-    """Can `text` be written as UTF-8? Half of a surrogate pair cannot."""
-    try:
-        text.encode()
-        return True
-    except UnicodeEncodeError:
-        return False
 
 
 @dataclass(frozen=True)

@@ -74,10 +74,8 @@ class TrainingProgress:
 
     def outcome(self) -> dict[str, Any]:
         """JSON-ready."""
-        stored = self.stored()
-        return {name: stored[name] for name in ("steps", "loss", "best", "best_step", "checks")} | {
-            "seconds": round(self.seconds, 1)
-        }
+        shown = {name: value for name, value in self.stored().items() if name != "skipped"}
+        return {**shown, "seconds": round(self.seconds, 1)}
 
     def stored(self) -> dict[str, Any]:
         """What `read` makes the progress of again, but for the recent losses; numbers that are not finite are None."""

@@ -56,22 +56,16 @@ def open_corpus(recipe: Recipe, run: Path, *, saved_tokenizer: bool = True) -> C
 
 def _sources(data: DataSection) -> tuple[TextSource, TextSource | None]:
     """(training text, validation text); None: hold out a part of the training text."""
-    training = text_source(data.source, data.split, **data.text_options)
-    _expect_no_split(data, "split", training)
-    if data.validation is None and not training.has_splits:
-        _expect_no_split(data, "validation_split", training)
-        return training, None
-    spec = data.source if data.validation is None else data.validation
-    validation = text_source(spec, data.validation_split, **data.text_options)
-    _expect_no_split(data, "validation_split", validation)
-    return training, validation
-
-
-def _expect_no_split(data: DataSection, name: str, source: TextSource) -> None:
-    """Raise `TesseraError` where the recipe names a split of a text that has none."""
-    split = getattr(data, name)
-    is_meant = source.has_splits or split == getattr(DataSection(), name)
-    expect(is_meant, "data", name, f"be left out for {source.name}, which has no splits", repr(split))
+    training = validation = text_source(data.source, data.split, **data.text_options)
+    is_held_out = data.validation is None and not training.has_splits
+    if not is_held_out:
+        spec = data.source if data.validation is None else data.validation
+        validation = text_source(spec, data.validation_split, **data.text_options)
+    for name, source in (("split", training), ("validation_split", validation)):
+        split = getattr(data, name)
+        is_meant = source.has_splits or split == getattr(DataSection(), name)
+        expect(is_meant, "data", name, f"be left out for {source.name}, which has no splits", repr(split))
+    return training, None if is_held_out else validation
 
 
 def _new_tokenizer(recipe: Recipe, text: TextSource, cache: Path) -> PreTrainedTokenizerFast:

@@ -16,7 +16,6 @@ from transformers import PreTrainedTokenizerFast
 
 from tessera.base.errors import TesseraError
 from tessera.data.windows import ValidationWindows, stacked
-from tessera.evaluation.loss import bits_per_byte
 from tessera.evaluation.questions import answer_loss, count_answers, is_segmented, score_answers
 from tessera.memory_files.answering import QUESTION_FORMAT
 from tessera.memory_files.certainty import measured
@@ -25,7 +24,7 @@ from tessera.recipes.sections import Recipe, Stage
 from tessera.tasks.question_answering import QuestionBatch, QuestionTask, question_task
 from tessera.training.corpus import open_corpus
 from tessera.training.distributed import SINGLE_PROCESS, Processes, micro_batches
-from tessera.training.training_data import CorpusData, TextData, TrainingData, shared_loss
+from tessera.training.training_data import CorpusData, TextData, TrainingData
 
 LOSS_SHARE = 1e-3  # of a score: between equal shares of right answers the loss decides
 CHECKED = 4  # contexts of each split that the checksum of a task covers
@@ -118,13 +117,12 @@ class StagedText(CorpusData, StagedData):
         return [stacked(windows[slice(*rows)]) for rows in micro_batches(self.recipe.training, self.processes)]
 
     def predictions(self, model: nn.Module, stage: Stage) -> dict[str, float]:
-        """Loss and bits per byte."""
+        """See `CorpusData.measured`."""
         training, length = self.recipe.training, stage.length * self.segment
         options = (training.evaluate_sequences, self.recipe.data.document_ids)
         windows = ValidationWindows(self.corpus.validation, length, *options)
-        loss = shared_loss(model, windows, training.batch_size // self.processes.count, self)
-        bits = bits_per_byte(loss, windows.tokens_per_byte(self.tokenizer))
-        return {"score": math.exp(-loss), "validation_loss": loss, "validation_bits_per_byte": bits}
+        numbers = self.measured(model, windows, training.batch_size // self.processes.count)
+        return {"score": math.exp(-numbers["validation_loss"]), **numbers}
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,14 @@ class CorpusData(TrainingData):
                     loss = loss - balancing * (1 - 1 / count) * output.aux_loss
             yield loss
 
+    def measured(self, model: nn.Module, windows: ValidationWindows, batch_size: int) -> dict[str, float]:
+        """Nats per token and bits per byte of all windows, which the processes share."""
+        share = {"rank": self.processes.rank, "world_size": self.processes.count}
+        part = loss_by_position(model, windows, batch_size, context=self.autocast, **share)
+        loss = LossByPosition(*self.processes.total(torch.stack([part.total, part.count]))).mean
+        bits = bits_per_byte(loss, windows.tokens_per_byte(self.tokenizer))
+        return {"validation_loss": loss, "validation_bits_per_byte": bits}
+
     @property
     def _splits(self) -> dict[str, Split]:
         return {"training": self.corpus.training, "validation": self.corpus.validation}
@@ -155,20 +163,9 @@ class TextData(CorpusData):
         ]
 
     def validation(self, model: nn.Module, stage: Stage) -> dict[str, float]:
-        """Loss in nats per token, and in bits per byte."""
+        """See `CorpusData.measured`."""
         micro, _ = batch_shape(self.recipe.training, self.processes.count)
-        loss = shared_loss(model, self.held_out, micro, self)
-        bits = bits_per_byte(loss, self.held_out.tokens_per_byte(self.tokenizer))
-        return {"validation_loss": loss, "validation_bits_per_byte": bits}
-
-
-def shared_loss(model: nn.Module, windows: ValidationWindows, batch_size: int, data: TrainingData) -> float:
-    """Nats per token of all windows, which the processes share."""
-    processes = data.processes
-    part = loss_by_position(
-        model, windows, batch_size, context=data.autocast, rank=processes.rank, world_size=processes.count
-    )
-    return LossByPosition(*processes.total(torch.stack([part.total, part.count]))).mean
+        return self.measured(model, self.held_out, micro)
 
 
 def takes_num_items(model: nn.Module) -> bool:
