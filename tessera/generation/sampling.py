@@ -119,7 +119,7 @@ def continuation(
         attention_mask=torch.ones_like(ids),
         pad_token_id=tokenizer.pad_token_id,
         streamer=streamer,
-        logits_processor=LogitsProcessorList([_RequireNumbers(where)]),
+        logits_processor=LogitsProcessorList([RequireNumbers(where)]),
         **sampling.arguments,
         **inputs,
     )
@@ -138,13 +138,14 @@ def _expect_drafts(model: "PreTrainedModel", where: str) -> None:
     expect(hasattr(state, "crop"), where, "--prompt-lookup", requirement, kind)
 
 
-class _RequireNumbers(LogitsProcessor):
+class RequireNumbers(LogitsProcessor):
     """An error if the logits hold NaN, whose argmax would be an arbitrary token."""
 
     def __init__(self, where: str) -> None:
         self.where = where
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """See `LogitsProcessor`; raises `TesseraError`."""
         is_number = not bool((torch.isnan(scores) | torch.isposinf(scores)).any())
         expect(is_number, self.where, "the model's logits", "be finite", "NaN or infinity", "Its training diverged.")
         return scores

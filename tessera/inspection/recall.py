@@ -142,8 +142,9 @@ def recall_weights(
     weights anyway, T x N; they are read from its output.
 
     Args:
-        input_ids: (1, T). memory: what was read before: the state of an earlier call of a v1 or v2 model, the memory
-            of an ARMT, RMT or PRMT. inputs: further arguments of the model's forward.
+        input_ids: (1, T). memory: what was read before: the state of an earlier call of a v1 or v2 model
+            (`past_key_values`), or the memory of an ARMT, RMT or PRMT (`memory_state`). inputs: further arguments of
+            the model's forward.
     Cost: the model's forward pass, and O(H N) memory per query and memory.
 
     Raises:

@@ -70,8 +70,7 @@ def trace(
             words for each memory and query.
         removals: "none"; "memories": also the loss without each memory; "heads": and without each of its heads.
         removed_pairs: also the loss without each of these stored pairs, in each memory that stores pairs of the text.
-        memory: what was read before the text: the state of an earlier call of a v1 or v2 model (`past_key_values`), or
-            the memory of an ARMT, RMT or PRMT (`memory_state`). Its pairs have negative numbers.
+        memory: what was read before the text, see `recall_weights`; its pairs have negative numbers.
     Cost: one forward pass, O(H N) memory per traced query, and one pass per removal.
 
     Raises:

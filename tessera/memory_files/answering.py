@@ -10,7 +10,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 
 from tessera.base.errors import expect
 from tessera.base.state import State
-from tessera.generation.sampling import LEAST_TEMPERATURE, Sampling, continuation, prompt_tokens
+from tessera.generation.sampling import LEAST_TEMPERATURE, RequireNumbers, Sampling, continuation, prompt_tokens
 from tessera.memory_files.certainty import Certainty
 from tessera.models.carried_state import apart, read_on, state_name
 from tessera.tasks.question_answering import NOT_IN_TEXT
@@ -162,7 +162,7 @@ def _certainty(model, tokenizer, ids: Tensor, state: Any) -> float | None:
 
 
 def _chosen_tokens(model, tokenizer, ids, state, sampling, most, where, write) -> tuple[Tensor, float]:
-    processors, ends = LogitsProcessorList(), _end_tokens(model)
+    processors, ends = LogitsProcessorList([RequireNumbers(where)]), _end_tokens(model)
     is_sampled = most > 1 and sampling.temperature > LEAST_TEMPERATURE
     if is_sampled:
         torch.manual_seed(sampling.seed)
@@ -178,8 +178,6 @@ def _chosen_tokens(model, tokenizer, ids, state, sampling, most, where, write) -
     while len(tokens) < most:
         logits, state = read_on(model, new, state)
         last = logits[:, -1].float()
-        is_number = not bool((last.isnan() | last.isposinf()).any())
-        expect(is_number, where, "the model's logits", "be finite", "NaN or infinity", "Its training diverged.")
         scores = processors(ids, last)
         new = torch.multinomial(scores.softmax(-1), 1) if is_sampled else last.argmax(-1, keepdim=True)
         tokens.append(int(new))

@@ -83,11 +83,7 @@ def features(logits: Tensor, without: Tensor, unknown: int) -> Tensor:
 
 @torch.no_grad()
 def measured(model: Any, task: QuestionTask, tokens: int, segment: int) -> Certainty | None:
-    """How well answers tell whether texts of so many tokens hold them, on validation texts; None: not of this task.
-
-    They hold about half of the answers. Weights are fitted to every second batch of contexts, by logistic regression,
-    and tested on the others.
-    """
+    """How well answers tell whether texts of so many tokens hold them, as half of them do; None: not of this task."""
     token = task.vocabulary.token_to_id(task.special_tokens.get("unk_token", ""))
     if token is None or not hasattr(task, "absent"):
         return None
@@ -107,7 +103,7 @@ def measured(model: Any, task: QuestionTask, tokens: int, segment: int) -> Certa
 
 
 def fitted(rows: list[Tensor], answered: list[Tensor], tokens: int) -> Certainty:
-    """Weights by every second part of `rows` (features) and `answered` (booleans), tested on the others."""
+    """Logistic regression on every second part of `rows` (features) and `answered` (booleans), tested on the others."""
     inputs, targets = torch.cat(rows[::2]), torch.cat(answered[::2]).double()
     means, deviations = inputs[:, 1:].mean(0), inputs[:, 1:].std(0).clamp_min(1e-6)
     inputs = torch.cat([inputs[:, :1], (inputs[:, 1:] - means) / deviations], 1)

@@ -1,6 +1,7 @@
 """`transformers.pipeline("memory-question-answering", model=...)`: a context is read once, then asked."""
 
 from collections.abc import Sequence, Sized
+from dataclasses import replace
 from typing import Any
 
 from transformers import AutoModelForCausalLM, Pipeline
@@ -9,6 +10,7 @@ from transformers.pipelines import PIPELINE_REGISTRY
 from tessera.base.arguments import explains_mistakes
 from tessera.base.errors import expect
 from tessera.generation.sampling import Sampling
+from tessera.memory_files.answering import GREEDY
 from tessera.memory_files.memory import Memory
 
 TASK = "memory-question-answering"
@@ -38,7 +40,7 @@ class MemoryQuestionAnswering(Pipeline):
             memory = Memory(self.model, self.tokenizer)
             for source in context if isinstance(context, (list, tuple)) else [context]:
                 memory.read([source] if isinstance(source, str) else source)  # a string is a text, whatever it says
-        chosen = Sampling(**{"max_new_tokens": 50, "temperature": 0.0, **sampling})
+        chosen = replace(GREEDY, **sampling)
         questions = [question] if isinstance(question, str) else question
         answers = [_described(memory.ask(each, chosen, cite=cite)) for each in questions]
         return answers[0] if isinstance(question, str) else answers

@@ -42,8 +42,7 @@ def model_config(section: dict[str, Any], **defaults: Any) -> "PreTrainedConfig"
     entry = _entry(section["type"])
     known = _fields(entry)
     section = _with_base(section, entry, defaults)
-    problems = [f"model.{key} {message}" for key, message in _unknown(section, known)]
-    if problems:
+    if problems := _unknown(section, known):
         raise TesseraError("\n".join(problems))
     arguments = {key: value for key, value in defaults.items() if key in known}
     arguments |= {key: value for key, value in section.items() if key != "type"}
@@ -61,7 +60,7 @@ def model_problems(section: dict[str, Any]) -> list[str]:
     except TesseraError as error:
         return str(error).splitlines()
     known = _fields(entry)
-    problems = [f"model.{key} {message}" for key, message in _unknown(section, known)]
+    problems = _unknown(section, known)
     try:
         config = _checked(entry, {key: value for key, value in section.items() if key in known})
         if not isinstance(config, StrictConfig) or isinstance(config, SegmentedConfig):
@@ -178,10 +177,10 @@ def _fields(entry: ModelEntry) -> set[str]:
     return {field.name for field in fields(maker)} | set(getattr(maker, "attribute_map", ()))
 
 
-def _unknown(section: dict[str, Any], known: set[str]) -> list[tuple[str, str]]:
+def _unknown(section: dict[str, Any], known: set[str]) -> list[str]:
     worth_naming = known - {field.name for field in fields(PreTrainedConfig)}
     return [
-        (key, f"is not a known key; got {section[key]!r}. {did_you_mean(key, worth_naming)}")
+        f"model.{key} is not a known key; got {section[key]!r}. {did_you_mean(key, worth_naming)}"
         for key in section
         if key != "type" and key not in known
     ]

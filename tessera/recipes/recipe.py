@@ -103,9 +103,8 @@ def _model_types() -> dict[str, list[str]]:
         own = [cls for cls in reversed(config.__mro__) if issubclass(cls, StrictConfig)]
         hints = {name: hint for cls in own for name, hint in inspect.get_annotations(cls).items()}
         defaults = {item.name: _default(item) for item in fields(config) if item.name in hints}
-        shown = [f"  model.{name}: {describe(hints[name])}; {default}" for name, default in defaults.items()]
-        if "base_config" in defaults:
-            shown[list(defaults).index("base_config")] = BASE
+        lines = {name: f"  model.{name}: {describe(hints[name])}; {default}" for name, default in defaults.items()}
+        shown = [BASE if name == "base_config" else line for name, line in lines.items()]
         result[config.model_type] = [*_indented(config), *shown]
     parameters = inspect.signature(transformer_config).parameters.values()
     shown = [

@@ -34,7 +34,7 @@ def fit(
     """Train `model` in place on `loss_at(step)`; with `validate` (lower is better) the best weights win.
 
     Both must depend on the step and the model alone: a killed run goes on from `folder / name` and ends with the same
-    weights. See `StagePlan`. `report(share, note)` hears how far it is, the share in [0, 1].
+    weights. See `StagePlan`.
 
     Raises:
         NotFinite: a loss, gradient or weight that is NaN or infinite.

@@ -170,7 +170,7 @@ def sizes(recipe: Recipe, model: nn.Module, segment: int, done: int) -> str:
 class RunLog(TrainingLog):
     """The `TrainingLog` of a run. Of several processes only the first writes and speaks.
 
-    `report(share, note)` hears the share of all stages, where a step costs in proportion to its length.
+    In what `report` hears a step costs in proportion to its length.
     """
 
     def __init__(self, recipe: Recipe, data: TrainingData, metrics: MetricsFile, shown: bool, report: Report) -> None:
@@ -191,15 +191,12 @@ class RunLog(TrainingLog):
     def open(self, model: nn.Module, done: int) -> None:
         """Say what is trained, `done` steps of which a checkpoint holds, and start the bar."""
         self.say(sizes(self.recipe, model, self.data.segment, done))
-        left = (
-            "{remaining} left at most"
-            if self.recipe.training.curriculum
-            else "step {n:,.0f}/{total:,.0f}, {remaining} left"
-        )
+        is_staged = bool(self.recipe.training.curriculum)
+        steps, most = ("", " at most") if is_staged else ("step {n:,.0f}/{total:,.0f}, ", "")
         self._bar = tqdm(
             total=self.total_cost,
             desc=self.recipe.name,
-            bar_format="{desc} {percentage:3.0f}% {bar:20} " + left + "{postfix}",
+            bar_format="{desc} {percentage:3.0f}% {bar:20} " + steps + "{remaining} left" + most + "{postfix}",
             disable=not self.shown,
             mininterval=0.5,
             file=bar_stream(),

@@ -39,17 +39,14 @@ class StagedData(TrainingData):
 
     @abstractmethod
     def predictions(self, model: nn.Module, stage: Stage) -> dict[str, float]:
-        """How well `model` does on held-out text. `score` in (0, 1], higher is better, is what chooses weights.
-
-        All processes must call it, and get the same numbers.
-        """
+        """As `validation`, before what the model charges for a text; `score` lies in (0, 1]."""
 
     def begin(self, model: Any, stage: Stage) -> None:
         """See `TrainingData`."""
         adjust_model(model, stage.model, "training.curriculum: model")
 
     def validation(self, model: nn.Module, stage: Stage) -> dict[str, float]:
-        """`predictions`, whose score is lower by what the model charges for a text."""
+        """See `TrainingData`: `predictions`, whose score is lower by what the model charges for a text."""
         with self.autocast(), recorded_penalties(model) as penalties:
             numbers = self.predictions(model, stage)
         of_texts = torch.tensor([[penalty.item() * rows, rows] for penalty, rows in penalties], dtype=torch.double)
