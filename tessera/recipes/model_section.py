@@ -81,15 +81,8 @@ def config_for(
 
     Raises `TesseraError` when the model's vocabulary is smaller than the tokenizer's (or than a stored token needs).
     """
-    config = model_config(
-        section,
-        vocab_size=len(tokenizer),
-        max_positions=context,
-        n_positions=context,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    config = model_config(section, vocab_size=len(tokenizer), max_positions=context, n_positions=context, **special)
     needed = max(len(tokenizer), largest_token + 1)
     if config.vocab_size < needed:
         raise TesseraError(

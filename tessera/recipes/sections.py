@@ -189,26 +189,21 @@ class TrainingSection:
 
     def problems(self) -> Problems:
         """(field, what is wrong) for every rule this section breaks."""
-        counts = "steps checkpoint_layers_every log_every evaluate_every evaluate_sequences checkpoint_every"
+        counts = "steps checkpoint_layers_every log_every evaluate_every evaluate_sequences checkpoint_every "
+        counts += "keep_checkpoints"
         micro, rate, report_to = self.micro_batch_size, self.learning_rate, self.report_to
         is_split = micro is None or (micro >= 1 and self.batch_size % micro == 0)
         names_each_once = set(report_to) <= set(REPORTERS) and len(set(report_to)) == len(report_to)
         is_rate = 0 < rate <= 1e6
+        is_lower = not is_rate or 0 <= self.min_learning_rate <= rate
         problems = broken(
             self,
-            *(
-                (getattr(self, name) >= 1, name, "be a positive integer")
-                for name in (*counts.split(), "keep_checkpoints")
-            ),
+            *((getattr(self, name) >= 1, name, "be a positive integer") for name in counts.split()),
             (1 <= self.batch_size <= MOST_SEQUENCES, "batch_size", f"lie in [1, {MOST_SEQUENCES:,}]"),
             (self.warmup_steps >= 0, "warmup_steps", "not be negative"),
             (is_split, "micro_batch_size", f"divide batch_size ({self.batch_size})"),
             (is_rate, "learning_rate", "lie in (0, 1e6]"),
-            (
-                not is_rate or 0 <= self.min_learning_rate <= rate,
-                "min_learning_rate",
-                f"lie in 0..learning_rate ({rate})",
-            ),
+            (is_lower, "min_learning_rate", f"lie in 0..learning_rate ({rate})"),
             (all(0 <= beta < 1 for beta in self.betas), "betas", "lie in [0, 1)"),
             (self.weight_decay >= 0, "weight_decay", "not be negative"),
             (self.clip >= 0, "clip", "not be negative"),

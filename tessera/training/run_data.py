@@ -118,12 +118,5 @@ def evaluation_text(
     if data is None and validation is None and not source.has_splits:  # the run held out the end of its training text
         held_out = section.validation_fraction
         part = f"the last {100 * held_out:g} % of its tokens"
-    return EvaluationText(
-        source,
-        part=part,
-        held_out=held_out,
-        context=section.context,
-        document_ids=section.document_ids,
-        begin_token=section.begin_token,
-        end_token=section.end_token,
-    )
+    shared = {name: getattr(section, name) for name in ("context", "document_ids", "begin_token", "end_token")}
+    return EvaluationText(source, part=part, held_out=held_out, **shared)
