@@ -26,11 +26,9 @@ class MemoryTrace:
     Attributes:
         name, layer, kind: see `Site`. recalls: whether it has weights over stored pairs.
         rows: (Q H + 1,), `pairs` and `weights`: (R,). Query q of head h recalled the pairs
-            `pairs[rows[q H + h] : rows[q H + h + 1]]`, heaviest first, with these weights: exactly the support of a
-            compact kernel, and of others the heaviest pairs that have the requested share of the weight, up to the
-            requested number. Pair i is (key of token i, what followed it); a negative number lies before the text: -1
-            is the newest pair of the memory that it was read behind, or the last memory token at the front of a
-            segment.
+            `pairs[rows[q H + h] : rows[q H + h + 1]]`, heaviest first, with these weights (which: see `trace`). Pair i
+            is (key of token i, what followed it); a negative number lies before the text: -1 is the newest pair of the
+            memory that it was read behind, or the last memory token at the front of a segment.
         share: (Q, H), the sum of the weights listed. num_pairs: (Q,) that the query saw. bandwidth: (Q, H), h of the
             kernel; NaN where nothing was seen, and for attention.
         ages: (H, A), the mean weight of a pair of age 2^a to 2^(a+1) - 1 over all traced queries; age 1 is the newest

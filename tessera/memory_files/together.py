@@ -6,7 +6,7 @@ read. Behind them a question sees the pairs of all, and goes on from the end of 
 """
 
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -84,8 +84,7 @@ def _documents(pairs: PairStore) -> Tensor:
 
 
 def _in_document(memory: Any, document: Tensor) -> Any:
-    knows = is_dataclass(memory) and any(field.name == "document" for field in fields(memory))
-    return replace(memory, document=document) if knows else memory
+    return replace(memory, document=document) if hasattr(memory, "document") else memory
 
 
 def _zero(state: StackState) -> Tensor:

@@ -55,8 +55,8 @@ def run_state(folder: Path) -> RunState:
     """What the folder of a run says. Raises `TesseraError` when it is no run's, or is damaged."""
     records = _records(folder)
     validations = [record for record in records if "validation_loss" in record]
-    if validations:  # the losses of another stage are of other texts, and its best weights were trained on
-        validations = [record for record in validations if record.get("stage") == validations[-1].get("stage")]
+    # The losses of another stage are of other texts, and its best weights were trained on.
+    validations = [record for record in validations if record.get("stage") == validations[-1].get("stage")]
     finite = [record for record in validations if math.isfinite(record["validation_loss"])]
     best = min(finite, key=lambda record: record["validation_loss"], default={})
     return RunState(
