@@ -160,11 +160,8 @@ class Memory:
         if self.is_of_pairs:
             self.documents = before + after
             return self
-        has_tokens = all(len(document.tokens) for document in self.documents)
-        advice = "It was stored as a state alone."
-        expect(
-            has_tokens or not after, "forget", "the tokens of every document", "be kept", "none of the first", advice
-        )
+        if after:
+            _expect_tokens("forget", self.documents)
         kept = max((i + 1 for i, document in enumerate(before) if document.state is not None), default=0)
         self.documents = before[:kept]
         for document in before[kept:] + after:
@@ -174,7 +171,7 @@ class Memory:
     def merge(self, other: "Memory") -> Self:
         """Also remember what `other`, of the same model, has read, behind the own documents.
 
-        Raises `TesseraError`: a document that both have.
+        Raises `TesseraError`: a document that both have, or one without its tokens: see `forget`.
         """
         of_one, kinds = self.owner == other.owner, f"{self.kind} and another {other.kind}"
         expect(of_one, "merge", "memories", "be of one model", kinds)
@@ -182,6 +179,8 @@ class Memory:
         expect(not both, "merge", "documents", "have different names", f"two of {', '.join(map(repr, both))}")
         self.verify()
         other.verify()
+        if not self.is_of_pairs:
+            _expect_tokens("merge", other.documents)
         for document in other.documents:
             if self.is_of_pairs:
                 self.documents += (document,)
@@ -267,6 +266,12 @@ class Memory:
         if not isinstance(state, State) and grows(state) and documents:  # the new state holds the one before it
             documents = (*documents[:-1], replace(documents[-1], state=None))
         self.documents = (*documents, replace(document, state=state))
+
+
+def _expect_tokens(where: str, documents: Iterable[Document]) -> None:
+    """Raise `TesseraError` unless all can be read again."""
+    is_kept, advice = all(len(document.tokens) for document in documents), "It was stored as a state alone."
+    expect(is_kept, where, "the tokens of every document", "be kept", "none of the first", advice)
 
 
 def _is_file_name(text: str) -> bool:

@@ -271,6 +271,15 @@ def test_files_that_are_no_memory_of_this_model(tmp_path):
         load(path=damaged)
 
 
+def test_a_state_without_its_tokens_goes_on_and_is_not_merged_behind_others(tmp_path):
+    model = make("armt")
+    memory(model, "queen").state.save(tmp_path / "state")
+    alone = Memory(model, byte_tokenizer()).load(tmp_path / "state")
+    with pytest.raises(TesseraError, match="merge: the tokens of every document must be kept; got none of the first"):
+        memory(model, "kings").merge(alone)
+    assert same(alone.merge(memory(model, "kings")).state, memory(model, "queen", "kings").state)
+
+
 def test_a_million_tokens_are_opened_in_less_than_a_second(tmp_path):
     """The file has what a model of one layer and 64 numbers a token leaves; opening it looks at its description."""
     model, path, count = v1(num_layers=1, hidden_size=32, num_heads=1).eval(), tmp_path / "memory", 1_000_000
