@@ -17,7 +17,6 @@ once.
 import argparse
 import os
 from pathlib import Path
-from typing import Any
 
 from tessera.base.errors import TesseraError, TrainingInterrupted
 from tessera.cli.options import add_recipe, repeated
@@ -26,9 +25,6 @@ from tessera.recipes.recipe_files import find_recipe
 
 class HelpRecipe(argparse.Action):
     """Prints what a recipe may say, and ends the program, whatever else is given."""
-
-    def __init__(self, option_strings: list[str], dest: str, **options: Any) -> None:
-        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, **options)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         """See `argparse.Action`."""
@@ -45,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     meaning = "go on from the last complete checkpoint; the weights end as they would have without the stop"
     add("--resume", action="store_true", help=meaning)
     meaning = "print every key that a recipe can have, with type, default and meaning"
-    add("--help-recipe", action=HelpRecipe, help=meaning)
+    add("--help-recipe", action=HelpRecipe, nargs=0, default=argparse.SUPPRESS, help=meaning)
     add("--overwrite", action="store_true", help="delete the run that lies in the folder, and start again")
 
 

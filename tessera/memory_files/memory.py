@@ -179,13 +179,12 @@ class Memory:
         expect(not both, "merge", "documents", "have different names", f"two of {', '.join(map(repr, both))}")
         self.verify()
         other.verify()
-        if not self.is_of_pairs:
-            _expect_tokens("merge", other.documents)
+        if self.is_of_pairs:
+            self.documents += other.documents
+            return self
+        _expect_tokens("merge", other.documents)
         for document in other.documents:
-            if self.is_of_pairs:
-                self.documents += (document,)
-            else:
-                self._append(document)
+            self._append(document)
         return self
 
     def save(self, path: str | Path, replaces: tuple[int, ...] | None = ANY_FILE) -> Self:

@@ -97,8 +97,7 @@ def train(
 
     With `resume`, continue from the latest complete checkpoint (from the start if there is none): on CPU the weights
     end bit-identical to an uninterrupted run's by as many processes. An existing run is never replaced unless
-    `overwrite` says so; it is deleted when the new one has its first checkpoint. `report(share, note)` hears how far
-    it is.
+    `overwrite` says so; it is deleted when the new one has its first checkpoint.
     Raises `TesseraError` for impossible recipes, unusable data, folders and checkpoints, and non-finite losses;
     `TrainingInterrupted` after a Ctrl-C, when a checkpoint of the step holds everything.
     """
