@@ -260,6 +260,66 @@ def test_adapters_put_on_later_are_noticed(uncompiled):
     torch.testing.assert_close(decoded(plain(adapted), ids, 9)[1], logits, rtol=0, atol=2e-5)
 
 
+@pytest.mark.filterwarnings("ignore")  # of peft
+@pytest.mark.parametrize("name", ["v2", "llama"])
+def test_adapters_that_rest_or_are_merged_are_not_those_of_the_program(uncompiled, name):
+    """Machine code has those that acted when it was made; without it, the adapter's own switches are asked."""
+    peft = pytest.importorskip("peft")
+    model, ids = MODELS[name]().eval(), torch.randint(1, 50, (1, 7))
+    names = ["key_extractor.projection"] if name == "v2" else ["q_proj", "v_proj"]
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=names, init_lora_weights=False)).eval()
+    adapted.add_adapter("other", peft.LoraConfig(target_modules=names, init_lora_weights=False))
+    tessera.compile_decoding(model)
+    runs = []
+    for switch in (lambda: None, lambda: adapted.set_adapter("other"), adapted.base_model.disable_adapter_layers,
+                   adapted.base_model.enable_adapter_layers, lambda: adapted.set_adapter("default"),
+                   adapted.merge_adapter, adapted.unmerge_adapter):  # fmt: skip
+        switch()
+        adapted.eval()
+        uncompiled.clear()
+        decoded(adapted, ids, 4)
+        runs.append(bool(uncompiled))
+    assert runs == [True, False, False, False, True, False, True]
+
+
+@pytest.mark.parametrize("name", ["v2", "llama"])
+@torch.no_grad()
+def test_what_changes_between_two_steps_is_noticed(uncompiled, name):
+    """Numbers behind the same parameters, of another type or not, a hook and a module, without a prompt between."""
+
+    def compiled():
+        model = tessera.compile_decoding(MODELS[name]().eval())
+        cache = model(input_ids=ids[:, :5], use_cache=True).past_key_values
+        cache = model(input_ids=ids[:, 5:6], past_key_values=cache).past_key_values
+        uncompiled.clear()
+        return model, lambda: model(input_ids=ids[:, 6:], past_key_values=copy.deepcopy(cache)).logits
+
+    ids = torch.randint(1, 50, (1, 7))
+    model, step = compiled()
+    inner, calls = next(child for child in model.modules() if type(child) is torch.nn.Linear), []
+    hook = inner.register_forward_hook(lambda *_: calls.append(1))
+    step()
+    assert calls
+    hook.remove()
+    uncompiled.clear()
+    model.double()
+    step()
+    assert not uncompiled
+    model.bfloat16().float()
+    with pytest.raises(TesseraError, match="Call compile_decoding again"):
+        step()
+    model, step = compiled()
+    for weight in model.parameters():
+        weight.data = 1.1 * weight.data
+    with pytest.raises(TesseraError, match="Call compile_decoding again"):
+        step()
+    if name == "v2":
+        model, step = compiled()
+        model.lm_head = torch.nn.Linear(32, 60, bias=False)
+        with pytest.raises(TesseraError, match="Call compile_decoding again"):
+            step()
+
+
 def test_what_is_trained_is_not_compiled(uncompiled):
     model = tessera.compile_decoding(v1())
     ids = torch.randint(0, 50, (1, 9))

@@ -92,7 +92,7 @@ class _CompiledBlock:
     def __init__(self, shared: _Shared, block: nn.Module, index: int):
         self.shared, self.block, self.index = shared, block, index
         self.weights = shared.how.of(block)
-        self.watch, self.begins = Watch(*block.children()), True
+        self.watch = Watch(*block.children())
         self.dtype = next(block.parameters()).dtype
         self.plain = type(block).forward.__get__(block)
         self.__signature__ = signature = inspect.signature(self.plain)
@@ -116,8 +116,7 @@ class _CompiledBlock:
         may_run = is_behind and is_step and arguments.pop("attention_mask", None) is None
         # A program reads whatever lies there as rows and numbers of its own.
         may_run = may_run and len(layer.keys) == len(hidden) and hidden.dtype == layer.keys.dtype == self.dtype
-        may_run = may_run and self.watch.may_run(self.begins)
-        self.begins = not may_run
+        may_run = may_run and self.watch.may_run()
         if not may_run:
             return self.plain(*args, **kwargs)
         keys, values = _with_room(layer)

@@ -76,7 +76,7 @@ class StackSteps:
         self.head = _Head(model)
         self.head_how = StoredWeights(self.head, form)
         self.head_weights = self.head_how.of(self.head)
-        self.watch, self.begins = Watch(*layers, self.head), True
+        self.watch = Watch(model)
         self.flat_head_weights = list(flat(self.head_weights))
         self.spans = [memory.window.span for memory in layers[0].modules() if isinstance(memory, PairMemory)]
         self.programs: dict[Any, tuple[Run, Run]] = {}  # of a layer and of the head, for each kind of state
@@ -96,9 +96,7 @@ class StackSteps:
         """What the model says to one more token of each sequence; None: the call is of another kind."""
         past: Any = keywords.get("past_key_values")
         ids: Any = keywords.get("input_ids")
-        is_step = self._is_step(past, ids, keywords) and self.watch.may_run(self.begins)
-        is_step = is_step and not self.head.lm_head._forward_hooks  # `attach` stands there
-        self.begins = not is_step
+        is_step = self._is_step(past, ids, keywords) and self.watch.may_run()
         if not is_step:
             return None
         stack = self.model.model

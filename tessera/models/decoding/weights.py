@@ -79,35 +79,38 @@ class Watch:
     """Whether modules are still what a program was made of, which reads their weights past them."""
 
     def __init__(self, *roots: nn.Module):
-        self.roots, self.is_hooked = roots, False
-        self.parts = self._parts()
-        self.weights = [part for part in self.parts if isinstance(part, Tensor) and not part.is_inference()]
-        self.versions = [weight._version for weight in self.weights]
+        self.modules = [module for root in roots for module in root.modules()]
+        self.weights = [weight for root in roots for weight in root.parameters()]
+        self.tables = [table for x in self.modules for table in (x._modules, x._parameters) if table]
+        self.counted = [weight for weight in self.weights if not weight.is_inference()]
+        self.adapted = [module for module in self.modules if hasattr(module, "_get_available_adapters")]  # of PEFT
+        self.parts, self.kinds, self.adapters = self._parts(), self._kinds(), self._adapters()
 
-    def may_run(self, begins: bool) -> bool:
-        """Whether the program may run in place of the modules: not where one has a hook.
+    def may_run(self) -> bool:
+        """Whether the program may run in place of the modules: not with a hook, other adapters, or another type.
 
-        `begins`: since the last call modules may have been exchanged, or hooks put on. Raises `TesseraError` where
-        weights are others.
+        Raises `TesseraError` where weights are others.
         """
-        is_same = [weight._version for weight in self.weights] == self.versions
-        if begins:
-            parts = self._parts()
-            is_same &= list(map(id, parts)) == list(map(id, self.parts))
-            modules = [part for part in parts if isinstance(part, nn.Module)]
-            hooks = [
-                hook for x in modules for kind in (x._forward_hooks, x._forward_pre_hooks) for hook in kind.values()
-            ]
-            self.is_hooked = any(getattr(hook, "__module__", "") != OWN_HOOKS for hook in hooks)
+        is_same = self._parts() == self.parts
+        if self._adapters() != self.adapters or not (is_same or self._kinds() == self.kinds):
+            return False
         advice = "Call compile_decoding again, after training and after adapters are put on."
         expect(is_same, "compile_decoding", "the model", "be the one that was compiled", "other weights", advice)
-        return not self.is_hooked
+        kinds = [kind for x in self.modules for kind in (x._forward_hooks, x._forward_pre_hooks) if kind]
+        hooks = [hook for kind in kinds for hook in kind.values()]
+        return all(getattr(hook, "__module__", "") == OWN_HOOKS for hook in hooks)
 
-    def _parts(self) -> list[nn.Module | Tensor]:
-        parts: list[nn.Module | Tensor] = []
-        for root in self.roots:
-            parts += [*root.modules(), *root.parameters()]
-        return parts
+    def _parts(self) -> list[int]:
+        """Numbers of which one is another where modules or weights were exchanged, or weights written."""
+        parts = [id(part) for table in self.tables for part in table.values()]
+        return [*parts, *[weight._version for weight in self.counted], *[weight.data_ptr() for weight in self.weights]]
+
+    def _kinds(self) -> list[Any]:
+        return [(weight.dtype, weight.device) for weight in self.weights]
+
+    def _adapters(self) -> list[Any]:
+        """Which act, and which are part of the weights."""
+        return [(x.disable_adapters, x.active_adapters, list(getattr(x, "merged_adapters", ()))) for x in self.adapted]
 
 
 OF_ALL_SLOTS = (Tensor.to, Tensor.__getitem__, Tensor.transpose, Tensor.mT.__get__)  # type: ignore[attr-defined]
