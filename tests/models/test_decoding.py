@@ -376,6 +376,26 @@ def test_machine_code_is_kept_between_processes(tmp_path, monkeypatch):
     assert len(list((tmp_path / "decoding").glob("*.pt2"))) == 3
 
 
+def test_a_new_program_that_cannot_be_run_is_not_made_again(tmp_path, monkeypatch):
+    """As where programs are not run from the folder of temporary files; a damaged file is made anew, once."""
+    made = []
+
+    def no_program(path):
+        raise RuntimeError("failed to map segment from shared object")
+
+    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
+    monkeypatch.setattr(programs, "_compile", lambda *given: (made.append(given), given[-1].write_bytes(b"")))
+    monkeypatch.setattr(programs, "expect_own", lambda path: None)
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", no_program)
+    (tmp_path / "decoding").mkdir()
+    for count in (1, 2):
+        with pytest.raises(TesseraError, match="TMPDIR.* must be a folder that programs run from; got failed to map"):
+            programs.load("a step", (), None, (torch.zeros(1),), (None,))
+        assert len(made) == count
+        for damaged in (tmp_path / "decoding").iterdir():
+            damaged.write_bytes(b"")
+
+
 def test_a_program_that_others_may_have_written_is_not_run(tmp_path):
     file = tmp_path / "program.pt2"
     file.write_bytes(b"")

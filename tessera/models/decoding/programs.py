@@ -22,7 +22,7 @@ import transformers
 from torch import Tensor, nn
 from torch.export import Dim
 
-from tessera.base.errors import TesseraError, expect
+from tessera.base.errors import TesseraError, expect, first_line
 from tessera.base.files import write_atomically, writing
 from tessera.models.decoding.weights import RowProducts
 
@@ -57,14 +57,18 @@ def load(
     shapes = [(tuple(leaf.shape), str(leaf.dtype)) for leaf in torch.utils._pytree.tree_leaves(arguments)]
     key = (what, settings, shapes, sizes, _surroundings(), torch.get_num_threads())
     path = folder() / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.pt2"
-    if not path.exists():
+    is_found = path.exists()
+    if not is_found:
         _compile(what, function, arguments, sizes, path)
     expect_own(path)
     with _without_warnings():
         try:
             return torch._inductor.aoti_load_package(str(path)).loader.boxed_run
-        except RuntimeError:  # a damaged file
+        except RuntimeError as error:
             path.unlink()
+            reason, where = first_line(error)[:200], tempfile.gettempdir()
+    # A damaged file is made anew; a new one is not damaged.
+    expect(is_found, "compile_decoding", f"{where} (or TMPDIR)", "be a folder that programs run from", reason)
     return load(what, settings, function, arguments, sizes)
 
 
