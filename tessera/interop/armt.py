@@ -12,6 +12,7 @@ PRMT are stored a second time under `memory_cell.layers.`. Published names on th
 """
 
 import re
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -82,10 +83,10 @@ def _rebuild(source: str, model_class: type, state_dict: dict[str, Tensor], argu
     config = configuration(source, arguments)
     tensors = convert(source, state_dict, config)
     with torch.random.fork_rng(devices=[]):  # the weights drawn here are all replaced
-        model = model_class(config)
+        # Nothing is rounded: neither to the type that base_model names nor to that of another tensor.
+        model = model_class(config).to(reduce(torch.promote_types, (tensor.dtype for tensor in tensors.values())))
     expect_shapes(source, model, tensors)
-    kept = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-    loaded = model.load_state_dict(kept, strict=False)
+    loaded = model.load_state_dict({name: tensor.detach() for name, tensor in tensors.items()}, strict=False)
     missing = [name for name in loaded.missing_keys if name != "base.lm_head.weight" or not _tied(config)]
     if missing:
         raise TesseraError(f"{source}: the checkpoint has nothing for {', '.join(missing[:5])}.")
@@ -95,7 +96,7 @@ def _rebuild(source: str, model_class: type, state_dict: dict[str, Tensor], argu
     head = next((tensor for name, tensor in state_dict.items() if name.endswith("model.lm_head.weight")), None)
     if head is not None and _tied(config):
         expect_one(source, "lm_head.weight", head, "the embedding", model.get_input_embeddings().weight.to(head.dtype))
-    return model.to(next(iter(kept.values())).dtype).eval()
+    return model.eval()
 
 
 def configuration(source: str, arguments: dict) -> SegmentedConfig:

@@ -149,7 +149,7 @@ class StackAssoMemImporter:
 
     def projection_weight(self, weight: Tensor) -> Tensor:
         """The key projection (hidden, hidden) of the published tensor."""
-        return weight[:, :, 0]
+        return weight.squeeze(-1)  # of width one: a wider one keeps its axis, which fits nothing
 
     def leak_rate(self, memory: str) -> Tensor:
         """The published scalar of the leak, (H,)."""
@@ -220,7 +220,8 @@ class StackAssoMemImporter:
             self._affine(result, f"{theirs}.linear", f"{ours}.projection")
             result[f"{ours}.mix"] = self.published.take(f"{theirs}.coef", self.arguments["n_head"])
             return
-        weight = self.published.take(f"{theirs}.conv.weight")
+        sizes = [self.arguments[name] for name in ("n_embd", "n_embd", "v_kernel_size")]
+        weight = self.published.take(f"{theirs}.conv.weight", *sizes)
         first = weight[:, :, 0]
         # A width of one with a shift of one reads x_{T+1} alone.
         result[f"{ours}.projection.weight"] = first if weight.shape[2] == 2 else torch.zeros_like(first)

@@ -1,6 +1,7 @@
 """Which published code a checkpoint is from, and its state dict read name by name: nothing is missed or left over."""
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -11,8 +12,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from tessera.base.errors import TesseraError, did_you_mean
 from tessera.base.registry import Registry
 
-# Prefixes that torch.compile and DistributedDataParallel put before every name.
-_WRAPPERS = ("_orig_mod.", "module.")
+# Prefixes that torch.compile and DistributedDataParallel put before every name, in any order.
+_WRAPPERS = re.compile(r"(_orig_mod\.|module\.)*")
 WEIGHT_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 Model = TypeVar("Model", bound=PreTrainedModel)
 
@@ -53,9 +54,7 @@ class Published:
 
 def without_wrappers(name: str) -> str:
     """`name` as the module itself calls it."""
-    for wrapper in _WRAPPERS:
-        name = name.removeprefix(wrapper)
-    return name
+    return _WRAPPERS.sub("", name, count=1)
 
 
 def renamed(source: str, tensors: dict[str, Tensor], rename: Callable[[str], str]) -> dict[str, Tensor]:

@@ -158,6 +158,21 @@ def test_second_names_and_masks_of_a_real_checkpoint_are_understood():
         from_reference("armt", {**published, **another}, arguments)
 
 
+@pytest.mark.parametrize(("source", "case"), [("armt", "E3_armt_small_activations"), ("rmt", "F1_rmt_nowrap")])
+def test_no_weight_is_rounded(source, case):
+    """To the type that the base's configuration names, to that of the first tensor, or to float32."""
+    tensors, arguments = golden(source, case, **({"correction": True} if source == "armt" else {}))
+    published = part(tensors, "param/")
+    embedding = "memory_cell.model.transformer.wte.weight"
+    named = {**arguments, "base_model": {**arguments["base_model"], "dtype": "bfloat16"}}
+    mixed = {name: tensor if name == embedding else tensor.bfloat16() for name, tensor in published.items()}
+    exact = {name: tensor.double() + 1e-12 for name, tensor in published.items()}
+    for weights, how in ((published, named), (mixed, arguments), (exact, arguments)):
+        model = from_reference(source, weights, how)
+        assert torch.equal(model.get_input_embeddings().weight, weights[embedding])
+        assert model.dtype == weights[embedding].dtype
+
+
 @pytest.mark.parametrize(
     ("source", "case", "change", "message"),
     [

@@ -158,9 +158,21 @@ def test_what_cannot_be_rebuilt_is_refused_with_the_reason():
         from_reference("sparse-kernel-regression", published, {**arguments, "method": "quartic"})
 
 
+def test_convolutions_of_another_width_are_refused():
+    """Of those that the arguments do not name, the further weights were left out."""
+    _, description, published = golden("A_library", "A4_conv_bias_pmem1")
+    for name in ("attn.k_featurizer", "pmem.k_featurizer", "attn.v_featurizer"):
+        name = f"blocks.1.{name}.conv.weight"
+        wider = {**published, name: torch.cat([published[name], published[name]], 2)}
+        with pytest.raises(TesseraError, match="must have shape"):
+            from_reference("memory-mosaics", wider, description["constructor"])
+    with pytest.raises(TesseraError, match="must have shape"):
+        from_reference("memory-mosaics", published, {**description["constructor"], "v_kernel_size": 1})
+
+
 def test_wrappers_and_constant_buffers_of_saved_modules_are_no_obstacle():
     tensors, description, published = golden("B_nano", "B1_nobias_pmem1")
-    wrapped = {f"_orig_mod.{name}": tensor for name, tensor in published.items()}
+    wrapped = {f"module._orig_mod.{name}": tensor for name, tensor in published.items()}  # in either order
     wrapped["_orig_mod.mosaic.h.0.attn.bias"] = torch.ones(1, 1, 48, 48)
     wrapped["_orig_mod.mosaic.h.0.attn.k_featurizer.leaky_avg.coef"] = torch.zeros(48, 48)
     model = from_reference("nano-mosaics", wrapped, description["constructor"]).double()
