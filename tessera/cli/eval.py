@@ -163,13 +163,14 @@ def _on_harness(folder: str, arguments: argparse.Namespace, rows: list[dict]) ->
     expect_harness("eval --tasks")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     from tessera.base.precision import resolve_precision
-    from tessera.evaluation.harness import TesseraLM, harness_report
+    from tessera.evaluation.harness import TesseraLM, expect_tasks, harness_report
 
+    names = [name for name in arguments.tasks.split(",") if name]
+    expect_tasks(names, arguments.include_path)
     dtype = {"bf16": "bfloat16", "fp32": "float32"}[resolve_precision(arguments.precision)]
     switch = "off" if arguments.without_long_term_memory else "on"
     options = {"batch_size": arguments.batch_size, "max_length": arguments.max_length, "dtype": dtype}
     model = TesseraLM(folder, long_term_memory=switch, **options)
-    names = [name for name in arguments.tasks.split(",") if name]
     settings = {name: getattr(arguments, name) for name in ("include_path", "limit", "num_fewshot")}
     report = harness_report(model, names, samples=arguments.output is not None, **settings)
     rows += [{"model": str(folder), **row} for row in report.pop("samples", ())]

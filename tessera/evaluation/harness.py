@@ -6,14 +6,17 @@ models without a longest context read texts of any length, and a request that is
 cuts its beginning off.
 """
 
+import fnmatch
 import importlib.metadata
 import logging
+import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import lm_eval.tasks
 import torch
 from lm_eval.api.registry import register_model
 from lm_eval.evaluator import simple_evaluate
@@ -37,6 +40,10 @@ ARGUMENTS = "pretrained, long_term_memory, batch_size, max_length, dtype, device
 DEFAULT_DEVICE = "cuda:0"  # of the harness's command line
 SWITCHES = {"on": True, "off": False, True: True, False: False}
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+# Lines of a YAML file that may name a task, a group or a tag, or one in a list of them; and what parts the names.
+NAMING = re.compile(r"""^\s*(?:-\s+)?(?:["']?(?:task|group|tag)["']?\s*:|(?<=-\s))(.*)$""", re.MULTILINE)
+SPLIT = re.compile(r"""[\s,\[\]'"]+""").split
 
 
 @register_model("tessera")
@@ -245,6 +252,32 @@ def _rows(samples: dict[str, list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
             yield {"task": task, **question, **outcome, **{name: sample[name] for name in sample["metrics"]}}
 
 
+def expect_tasks(tasks: Sequence[str], include_path: str | Path | None = None) -> None:
+    """Raise `TesseraError` for a task that no file of the harness, or in folder `include_path`, names.
+
+    The files are searched as text: as YAML, which the harness reads to find any task, they take minutes.
+    """
+    expect(include_path is None or Path(include_path).is_dir(), "eval", "--include-path", "be a folder", include_path)
+    expect(len(tasks) > 0, "eval", "--tasks", "name a task", "none")
+    known: set[str] = set()
+    for folder in [*([include_path] if include_path else []), Path(lm_eval.tasks.__file__).parent]:
+        for path in Path(folder).rglob("*yaml"):  # some lend their lines to others, and have no ending
+            if path.is_file():
+                known.update(
+                    word for line in NAMING.findall(path.read_text("utf-8", "replace")) for word in SPLIT(line)
+                )
+        missing = [name for name in tasks if not fnmatch.filter(known, name)]
+        if not missing:
+            return
+    raise _unknown(missing[0], known)
+
+
+def _unknown(name: str, known: Collection[str]) -> TesseraError:
+    guess = did_you_mean(name, known).split(" Known: ")[0]
+    advice = guess if guess.startswith("Did you mean") else "See lm_eval ls tasks."
+    return TesseraError(f"eval: --tasks must be known to lm-evaluation-harness; got {name!r}. {advice}")
+
+
 def evaluate_tasks(
     model: TesseraLM, tasks: Sequence[str], *, include_path: str | Path | None = None, **options: Any
 ) -> dict[str, Any]:
@@ -255,14 +288,12 @@ def evaluate_tasks(
     """
     expect(include_path is None or Path(include_path).is_dir(), "eval", "--include-path", "be a folder", include_path)
     path = None if include_path is None else str(include_path)
-    manager = TaskManager(include_path=path, include_defaults=False) if path else TaskManager()
-    if path and not all(manager.match_tasks([name]) for name in tasks):
+    manager = TaskManager(include_path=path, include_defaults=False) if path else None
+    if manager is None or not all(manager.match_tasks([name]) for name in tasks):
         manager = TaskManager(include_path=path)  # reads some ten thousand files
     for name in tasks:
         if not manager.match_tasks([name]):
-            guess = did_you_mean(name, manager.all_tasks).split(" Known: ")[0]
-            advice = guess if guess.startswith("Did you mean") else "See lm_eval ls tasks."
-            raise TesseraError(f"eval: --tasks must be known to lm-evaluation-harness; got {name!r}. {advice}")
+            raise _unknown(name, manager.all_tasks)
     try:
         manager.load(list(tasks))
     except Exception as error:  # whatever a task's files and data set bring up
