@@ -67,7 +67,8 @@ def text_source(
         `owner/name`, or `hf://` and any name or path that `datasets.load_dataset` takes. Files may be packed by gzip.
     split : "train", "validation", ...: the books of `stories`, or the dataset's split. Files have no splits.
     text_column, subset : of a Hugging Face dataset; `text_column` also of JSON lines.
-    format : of your files: "text", or "json_lines" (each line a JSON text, or an object with `text_column`).
+    format : of your files: "text", or "json_lines" (each line a JSON text, or an object with `text_column`), which
+        files that end in .jsonl, .ndjson or .json must be.
     separator : the line or mark between documents in a file, for example `<|endoftext|>`; None: a file is a document.
 
     Raises `TesseraError` when the text does not exist or cannot be read.
@@ -82,7 +83,11 @@ def text_source(
     name = spec if isinstance(spec, str) else ", ".join(spec)
     if format == "json_lines" and not (isinstance(spec, str) and spec in BUNDLED):
         return _file_source(name, text_files(spec, JSON_ENDINGS), separator, text_column)
-    return _file_source(name, text_files(spec), separator)
+    files = text_files(spec)
+    lines = next((file.name for file in files if file.name.lower().removesuffix(".gz").endswith(JSON_ENDINGS)), None)
+    advice = "Or rename it, where its brackets and keys are the text that is meant."
+    expect(lines is None, f"data source {name!r}", "format", f"be json_lines for {lines}", "text", advice)
+    return _file_source(name, files, separator)
 
 
 def story_files(split: str) -> list[Path]:

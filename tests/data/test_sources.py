@@ -91,6 +91,18 @@ def test_a_format_that_is_none_is_refused(tmp_path):
         text_source(str(tmp_path / "a.jsonl"), format="jsonl")
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "A.NDJSON", "a.json"])
+def test_json_lines_are_not_read_as_text(tmp_path, name):
+    """Models learned their brackets and keys."""
+    (tmp_path / name).write_text('{"text": "one"}\n')
+    with pytest.raises(TesseraError, match=f"a.*: format must be json_lines for {name}; got text. Or rename it"):
+        text_source(str(tmp_path / name))
+    (tmp_path / "b.txt").write_text("two")
+    with pytest.raises(TesseraError, match="format must be json_lines"):
+        text_source([str(tmp_path / "b.txt"), str(tmp_path / name)])
+    assert texts(text_source(str(tmp_path / name), format="json_lines")) == ["one"]
+
+
 def test_identity_changes_with_the_file(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("one")
