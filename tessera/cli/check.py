@@ -8,6 +8,7 @@ import argparse
 import json
 from dataclasses import asdict
 
+from tessera.base.errors import expect
 from tessera.cli.options import real
 
 
@@ -24,8 +25,11 @@ def run(arguments: argparse.Namespace) -> int:
     from tessera.models.saving.loading import load_model
     from tessera.testing.state_laws import check_state
 
-    findings = check_state(load_model(arguments.model), arguments.allowed)
-    failed = [finding for finding in findings if not finding.holds and not finding.note.startswith("not tried")]
+    model = load_model(arguments.model)
+    findings = check_state(model, arguments.allowed)
+    tried = [finding for finding in findings if not finding.note.startswith("not tried")]
+    expect(bool(tried), "check", "the model", "return a state", f"{type(model).__name__}, of which no law can be tried")
+    failed = [finding for finding in tried if not finding.holds]
     if arguments.json:
         print(json.dumps([{**asdict(finding), "holds": finding.holds} for finding in findings], indent=1))
         return bool(failed)

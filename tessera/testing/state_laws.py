@@ -262,5 +262,5 @@ def _tried(before: Finding, difference: Callable[[Subject], float], subject: Sub
     try:
         return replace(finding, error=max(difference(subject), error))
     except Exception as reason:  # a model of anybody's: what it raises is what is to be known
-        kind = "not tried" if isinstance(reason, LookupError) else type(reason).__name__
+        kind = "not tried" if type(reason) is LookupError else type(reason).__name__
         return replace(finding, error=None, note=f"{kind}: {first_line(reason)}")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import tessera
 from tessera.cli.main import main
@@ -148,6 +148,20 @@ def test_a_wrong_model_is_found(wrong, law):
     torch.manual_seed(0)
     findings = {finding.law: finding for finding in check_state(wrong(GPT2))}
     assert not findings[law].holds
+
+
+def test_a_model_that_breaks_down_is_not_one_that_was_not_tried(tmp_path, capsys):
+    class LosesAKey(GPT2LMHeadModel):
+        def forward(self, input_ids, past_key_values=None, **options):
+            return super().forward(input_ids, **options) if past_key_values is None else {}["key"]
+
+    finding = {finding.law: finding for finding in check_state(LosesAKey(GPT2))}["two chunks are the whole"]
+    assert finding.note == "KeyError: 'key'"
+    config = BertConfig(vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    BertLMHeadModel(config).save_pretrained(tmp_path)
+    assert main(["check", str(tmp_path)]) == 2, "it keeps no state, and sees what it predicts"
+    refusal = "check: the model must return a state; got BertLMHeadModel, of which no law can be tried."
+    assert capsys.readouterr().err.strip().splitlines()[-1] == refusal
 
 
 LONG_GPT2 = GPT2Config(vocab_size=60, n_embd=16, n_layer=2, n_head=2, n_positions=1024)
