@@ -253,23 +253,23 @@ def _rows(samples: dict[str, list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
 
 
 def expect_tasks(tasks: Sequence[str], include_path: str | Path | None = None) -> None:
-    """Raise `TesseraError` for a task that no file of the harness, or in folder `include_path`, names.
+    """Raise `TesseraError` for a task that neither the harness nor the YAML files in folder `include_path` name.
 
-    The files are searched as text: as YAML, which the harness reads to find any task, they take minutes.
+    The harness's own are searched as text: as YAML, which it reads to find any task, they take minutes.
     """
     expect(include_path is None or Path(include_path).is_dir(), "eval", "--include-path", "be a folder", include_path)
     expect(len(tasks) > 0, "eval", "--tasks", "name a task", "none")
-    known: set[str] = set()
-    for folder in [*([include_path] if include_path else []), Path(lm_eval.tasks.__file__).parent]:
-        for path in Path(folder).rglob("*yaml"):  # some lend their lines to others, and have no ending
-            if path.is_file():
-                known.update(
-                    word for line in NAMING.findall(path.read_text("utf-8", "replace")) for word in SPLIT(line)
-                )
-        missing = [name for name in tasks if not fnmatch.filter(known, name)]
-        if not missing:
-            return
-    raise _unknown(missing[0], known)
+    known = set[str]()
+    if include_path is not None:
+        known.update(TaskManager(include_path=str(include_path), include_defaults=False).all_tasks)
+    if all(fnmatch.filter(known, name) for name in tasks):
+        return
+    for path in Path(lm_eval.tasks.__file__).parent.rglob("*"):  # YAML files include others of any ending
+        if path.is_file() and path.suffix not in (".py", ".pyc", ".md"):
+            known.update(word for line in NAMING.findall(path.read_text("utf-8", "replace")) for word in SPLIT(line))
+    for name in tasks:
+        if not fnmatch.filter(known, name):
+            raise _unknown(name, known)
 
 
 def _unknown(name: str, known: Collection[str]) -> TesseraError:

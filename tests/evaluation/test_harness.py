@@ -364,7 +364,13 @@ def test_an_unknown_task_is_named_before_the_harness_reads_its_files(tasks, monk
     from tessera.cli.main import main
     from tessera.evaluation import harness
 
-    monkeypatch.setattr(harness, "TaskManager", None)
+    manager = harness.TaskManager
+
+    def of_folder(include_path, include_defaults):
+        assert not include_defaults
+        return manager(include_path=include_path, include_defaults=False)
+
+    monkeypatch.setattr(harness, "TaskManager", of_folder)
     for name, advice in (("local_choise", "Did you mean 'local_choice'?"), ("qqqqqqqq", "See lm_eval ls tasks.")):
         assert main(["eval", "no folder", "--include-path", str(tasks), "--tasks", f"local_choice,{name}"]) == 2
         assert capsys.readouterr().err.strip().endswith(f"got {name!r}. {advice}")
@@ -387,11 +393,11 @@ def test_an_unknown_task_is_named_before_the_harness_reads_its_files(tasks, monk
 def test_names_are_found_however_they_are_written(tmp_path, monkeypatch, text):
     from tessera.evaluation import harness
 
-    monkeypatch.setattr(harness.lm_eval.tasks, "__file__", str(tmp_path / "empty" / "__init__.py"))
-    (tmp_path / "task.yaml").write_text(f"dataset: other\n{text}\nmetric: last\n")
-    harness.expect_tasks(["name", "na*"], tmp_path)
+    monkeypatch.setattr(harness.lm_eval.tasks, "__file__", str(tmp_path / "__init__.py"))
+    (tmp_path / "included").write_text(f"dataset: other\n{text}\nmetric: last\n")
+    harness.expect_tasks(["name", "na*"])
     with pytest.raises(TesseraError, match="got 'last'"):
-        harness.expect_tasks(["last"], tmp_path)
+        harness.expect_tasks(["last"])
 
 
 @pytest.mark.slow
