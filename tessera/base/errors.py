@@ -1,6 +1,7 @@
 """Errors for users: one line that says where, what was expected, what came, and what to do."""
 
 import difflib
+import os
 import re
 from collections.abc import Iterable
 
@@ -43,6 +44,9 @@ def first_line(error: BaseException) -> str:
     "No such file or directory: 'book.txt'"
     """
     lines = re.sub(r"^\[(Errno|WinError) -?\d+\] ", "", str(error).strip()).splitlines()
+    missing = re.match("No such file or directory: '?(.*?)'?$", lines[0]) if lines else None
+    if missing and os.path.exists(missing[1]):  # what safetensors says whatever the system said
+        return f"cannot be opened: {missing[1]!r}; may you read it?"
     return lines[0].rstrip(".") if lines else type(error).__name__
 
 

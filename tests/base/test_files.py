@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 
-from tessera.base.errors import TesseraError
+from tessera.base.errors import TesseraError, first_line
 from tessera.base.files import (
     expect_output,
     expect_plain_file,
@@ -78,6 +78,14 @@ def test_every_librarys_failing_write_is_one_line(tmp_path, name):
         signal.signal(signal.SIGXFSZ, handler)
     with pytest.raises(TesseraError, match="cannot be written"), writing(tmp_path / "no"):
         WRITERS[name](tmp_path / "no" / "such" / "folder")
+
+
+def test_a_file_that_is_there_is_not_called_missing(tmp_path):
+    """As safetensors calls what it may not read."""
+    (tmp_path / "a").write_bytes(b"")
+    said = first_line(FileNotFoundError(f"No such file or directory: {tmp_path / 'a'}"))
+    assert said == f"cannot be opened: {str(tmp_path / 'a')!r}; may you read it?"
+    assert first_line(FileNotFoundError(f"No such file or directory: {tmp_path / 'b'}")).startswith("No such file")
 
 
 def test_other_errors_pass(tmp_path):
