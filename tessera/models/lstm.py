@@ -161,7 +161,8 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
             expect(len(mask) == len(input_ids), where, "attention_mask", f"have {len(input_ids)} rows", len(mask))
             new = mask[:, -input_ids.shape[1] :]
             falls = bool((new[:, 1:] <= new[:, :-1]).all())
-            expect(falls, where, "padding", "follow the tokens", "padding before tokens")
+            advice = "Read texts of several lengths one by one, or padded on the right without a cache."
+            expect(falls, where, "padding", "follow the tokens", "padding before tokens", advice)
             is_whole = not use_cache or bool(new.all())
             expect(is_whole, where, "padding", "be left out where a state is kept", "padding")
         model = self._fingerprint.of(self, past is None) if use_cache or past is not None else None
@@ -192,7 +193,8 @@ def _expect_counting(where: str, position_ids: Tensor, input_ids: Tensor, mask: 
     expect(got in (shape, (1, shape[1])), where, "position_ids", f"be {shape} or {(1, shape[1])}", got)
     counts_on = position_ids.diff(dim=1) == 1
     if mask is not None:
-        counts_on = counts_on | ~mask[:, -shape[1] :].bool()[:, 1:]
+        is_text = mask[:, -shape[1] :].bool()
+        counts_on = counts_on | ~(is_text[:, 1:] & is_text[:, :-1])
     requirement = "count on by 1: an LSTM reads a row as one text"
     demand(counts_on.all(), where, "position_ids", requirement, lambda: "positions that begin again")
 

@@ -97,6 +97,8 @@ def test_the_lstm_refuses_padding_before_tokens():
     mask[:, 0] = 0
     with pytest.raises(TesseraError, match="padding must follow the tokens"):
         model(input_ids=tokens(), attention_mask=mask)
+    with pytest.raises(TesseraError, match="padding must follow the tokens; .* Read texts of several"):
+        model.generate(tokens(), attention_mask=mask.long(), max_new_tokens=2, pad_token_id=0)  # says its positions
 
 
 def test_padding_does_not_count_in_the_loss_of_an_lstm():
