@@ -16,6 +16,7 @@ from tessera.models.drafted_generation import DraftedGeneration
 from tessera.models.fingerprint import Fingerprint, difference
 from tessera.models.forking import refuse_to_crop
 from tessera.models.forward_arguments import check_labels, checks_types, demand, embedded, refuse_keywords
+from tessera.models.loss_per_item import count_of_labels, loss_per_item
 from tessera.models.saving.beside_weights import SavesWithCode
 from tessera.models.sizes import num_parameters
 from tessera.models.strict_config import StrictConfig
@@ -99,6 +100,7 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
     """
 
     _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight"}
+    accepts_loss_kwargs = True  # what Trainer asks: its parts of a batch weigh as many labels as they have
 
     def __init__(self, config: LSTMConfig):
         super().__init__(config)
@@ -130,12 +132,14 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
         use_cache: bool | None = None,
         return_dict: bool | None = None,
         position_ids: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> CausalLMOutputWithPast | tuple[Tensor, ...]:
         """Logits (B, T, V) and, with `labels` (B, T; shifted inside), the mean loss in nats per token.
 
         `past_key_values` goes on where an earlier call with `use_cache` ended, in training too. Padding goes to the
         right of a sequence, where nothing after it is read: `attention_mask` (B, before + T) may say so, without cache.
-        Left out of the loss are -100 and padding. `position_ids` (B or 1, T) must count on by 1.
+        Left out of the loss are -100 and padding; `num_items_in_batch`: see `loss_per_item`. `position_ids` (B or 1, T)
+        must count on by 1.
         """
         if position_ids is not None:
             _expect_counting(type(self).__name__, position_ids, input_ids, attention_mask)
@@ -144,9 +148,12 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
         loss = None
         if labels is not None:
             check_labels(type(self).__name__, labels, (input_ids.shape[0], input_ids.shape[1]), self.config.vocab_size)
+            num_labels = count_of_labels(labels, False)
             if attention_mask is not None:
                 labels = labels.long().masked_fill(~attention_mask[:, -input_ids.shape[1] :].bool(), IGNORED)
-            loss = cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten().long())
+            targets = labels[:, 1:].flatten().long()
+            total = cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets, reduction="sum")
+            loss = loss_per_item(total, count_of_labels(labels, False), num_labels, num_items_in_batch)
         output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=state)
         return output if return_dict is not False else output.to_tuple()
 
