@@ -27,7 +27,9 @@ def compile_decoding(model: ModelT, weights: str = "float32") -> ModelT:
     Calls that read one token of each sequence behind a state take them; all others, and sequences with padding, are
     computed as before. A state made by either serves the other, and stays a value. Layers are compiled at the first
     such call (a C++ compiler is needed) and kept for later processes in `~/.cache/tessera` (or `$TESSERA_CACHE`).
-    Where a module has a forward hook, it is asked itself; changed weights are refused. A copy is not compiled.
+    Where a module has a forward hook, or other adapters of PEFT act than at this call, it is asked itself; changed
+    weights are refused (not those that `weight.data` was written into, which PyTorch counts nowhere). A copy is not
+    compiled.
 
     Args:
         model: a Memory Mosaic (v1 or v2), a linear transformer, ARMT, RMT or PRMT, or a transformer of the transformers
