@@ -38,24 +38,20 @@ class Book:
 
 @dataclass(frozen=True)
 class Span:
-    """Sentences `first` to `last` (excluded) of a book, the last one cut after `cut` tokens (0: not cut)."""
+    """Sentences of a book from number `first` on; `starts` is as the book's, and may end inside the last of them."""
 
     book: Book
     first: int
-    last: int
-    cut: int = 0
+    starts: np.ndarray
 
     @property
     def num_sentences(self) -> int:
         """The number of sentences."""
-        return self.last - self.first
+        return len(self.starts) - 1
 
     def tokens(self, begin: int, end: int) -> np.ndarray:
         """Those of the span's sentences `begin` to `end` (excluded)."""
-        stop = self.book.starts[self.first + end]
-        if self.cut and end == self.num_sentences:
-            stop = self.book.starts[self.last - 1] + self.cut
-        return self.book.tokens[self.book.starts[self.first + begin] : stop]
+        return self.book.tokens[self.starts[begin] : self.starts[end]]
 
 
 def book_files(source: Source, split: str, test: Source | None = None) -> list[Path]:
@@ -92,10 +88,8 @@ def draw_noise(books: Sequence[Book], length: int, random: Random) -> list[Span]
     for book, begin, end in _stretches(books, first_book, first, random):
         stop = book.starts[begin] + length
         if stop <= book.starts[end]:
-            last = int(np.searchsorted(book.starts, stop, side="left"))
-            cut = int(stop - book.starts[last - 1]) if stop != book.starts[last] else 0
-            return [*spans, Span(book, begin, last, cut)]
-        spans.append(Span(book, begin, end))
+            return [*spans, Span(book, begin, np.append(book.starts[begin : np.searchsorted(book.starts, stop)], stop))]
+        spans.append(Span(book, begin, book.starts[begin : end + 1]))
         length -= int(book.starts[end] - book.starts[begin])
     raise AssertionError("stretches have no end")
 
@@ -133,9 +127,7 @@ class Lookalikes:
     """Puts words of stories, and sentences that are almost facts, into the noise of one context.
 
     Attributes:
-        share: the probability of each word of the noise to be replaced. words: tokens, any of which replaces it.
-        near_facts: the probability of each word of the noise that a near fact begins there, in place of what follows: a
-            fact of which one name is a word of the noise, as in "the prince went to the garden".
+        share, near_facts: `lookalikes` and `near_facts` of `BABILong`. words: tokens, any of which replaces another.
         facts: tokens of each that there is. names: tokens of people, places and things.
         seed: of the context; the same places and words come each time.
     """
@@ -257,8 +249,7 @@ class HalfFacts:
     """Puts ends of facts, such as "to the garden", at borders of segments: they hold one name of two and tell nothing.
 
     Attributes:
-        segment: tokens of one. first: the probability of each segment but the first to begin so. last: of each whole
-            segment to end so, with up to two words of noise behind it. Beside facts none does.
+        segment: tokens of one. first, last: `half_facts` and `cut_facts` of `BABILong`.
         facts: tokens of each that there is, with the stop. names: tokens of people, places and things.
     """
 
@@ -302,13 +293,7 @@ class HalfFacts:
 
 def _sentence_starts(spans: Sequence[Span]) -> np.ndarray:
     """How many tokens of noise stand before each of its sentences; the last entry is how many there are."""
-    starts = [np.zeros(1, dtype=np.int64)]
-    for span in spans:
-        ends = span.book.starts[span.first + 1 : span.last + 1] - span.book.starts[span.first]
-        starts.append(starts[-1][-1] + ends)
-        if span.cut:
-            starts[-1][-1] = starts[-2][-1] + len(span.tokens(0, span.num_sentences))
-    return np.concatenate(starts)
+    return np.append(0, np.concatenate([np.diff(span.starts) for span in spans]).cumsum())
 
 
 def hide(
