@@ -4,7 +4,7 @@ Which recipe each run is trained by, the lengths that are measured, and what an 
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -17,7 +17,7 @@ from torch import Tensor
 from tessera.evaluation.questions import right_answers
 from tessera.models.armt.modeling import ARMTForCausalLM, ARMTState
 from tessera.models.sizes import num_parameters
-from tessera.papers.babilong.sample import RESERVED, Borders, hide
+from tessera.papers.babilong.sample import RESERVED, Borders, Context, hide
 from tessera.papers.babilong.stories import LENGTHS, PLAIN_FACT
 from tessera.papers.babilong.task import BABILong
 from tessera.papers.experiment import PAPER_KERNELS, Run, RunContext, RunSelection
@@ -45,15 +45,10 @@ THRESHOLD = "armt_mosaic_threshold"
 SHUT = "armt_mosaic_shut"
 UNSEEN = "armt_mosaic_unseen"
 
-MEMORY = {"segment_size": 64, "num_memory_tokens": 10}
-MOSAIC = {
-    "type": "memory_mosaic",
-    "hidden_size": 128,
-    "num_layers": 2,
-    "num_heads": 4,
-    "num_persistent_slots": 128,
-    "initialization": "fan_in",
-}
+# Around a Memory Mosaic, and what memory tokens alone have of it.
+ARMT = recipe_mapping(QA1)["model"]
+MEMORY_TOKENS = {key: value for key, value in ARMT.items() if key != "memory_dim"}
+MOSAIC = ARMT["base"]
 MOSAIC_V2 = {
     "type": "memory_mosaic_v2",
     "hidden_size": 128,
@@ -142,12 +137,10 @@ MODELS = {
     "armt_mosaic": Model(AROUND),
     THRESHOLD: Model(f"{AROUND}, cost of writes, then a threshold", contexts=16, recipes=LONG, test_noise=None),
     "armt": Model("ARMT around GPT-NeoX", cost=1.3, recipes={"qa1": RECIPES / "qa1-neox.yaml"}),
-    "armt_mosaic_v2": Model(f"{AROUND} v2", {"type": "armt", **MEMORY, "memory_dim": 64, "base": V2_BASE}, 1.3),
-    "armt_no_correction": Model(
-        f"{AROUND}, no correction", {"type": "armt", **MEMORY, "memory_dim": 64, "base": MOSAIC, "correction": False}
-    ),
-    "rmt": Model("RMT around a Memory Mosaic", {"type": "rmt", **MEMORY, "base": MOSAIC}),
-    "prmt": Model("PRMT around a Memory Mosaic", {"type": "prmt", **MEMORY, "base": MOSAIC}),
+    "armt_mosaic_v2": Model(f"{AROUND} v2", {**ARMT, "base": V2_BASE}, 1.3),
+    "armt_no_correction": Model(f"{AROUND}, no correction", {**ARMT, "correction": False}),
+    "rmt": Model("RMT around a Memory Mosaic", {**MEMORY_TOKENS, "type": "rmt"}),
+    "prmt": Model("PRMT around a Memory Mosaic", {**MEMORY_TOKENS, "type": "prmt"}),
     "mamba": Model(
         "Mamba, whole text", {"type": "mamba", "hidden_size": 128, "num_hidden_layers": 4, "state_size": 16}, 2.5
     ),
@@ -348,21 +341,17 @@ def written_noise(
         that is far more, gates stay shut because of what the memory holds, and open when it is overwritten.
         `normaliser`: the mean of |z| over layers, features and texts after 1, 2, 4, ... segments.
     """
-    segment, random = model.config.segment_size, Random(f"noise {seed}")
-    books = task.books("test")
-    contexts = [hide((), books, segments * segment + RESERVED, random).tokens() for _ in range(texts)]
-    tokens = torch.from_numpy(np.stack(contexts).astype(np.int64)).to(model.device)
-    empty = memory = cast("ARMTState", model.empty_memory(texts))
+    length, random = segments * model.config.segment_size + RESERVED, Random(f"noise {seed}")
+    contexts = [hide((), task.books("test"), length, random) for _ in range(texts)]
     in_text = alone = 0.0
     normaliser: dict[str, float] = {}
-    for number, segment_tokens in enumerate(tokens.split(segment, 1), 1):
-        before, memory = memory, model(input_ids=segment_tokens, memory_state=memory, skip_logits=True).memory_state
-        in_text += _changed(before, memory).sum().item()
+    for number, (segment, memory, changed) in enumerate(_writes(model, _tokens(model, contexts)), 1):
+        in_text += changed.sum().item()
         if number.bit_count() == 1:
             normaliser[str(number)] = memory.z.abs().mean().item()
-        alone += _changed(empty, model(input_ids=segment_tokens, skip_logits=True).memory_state).sum().item()
-    shares = {"in_text": in_text / (texts * segments), "alone": alone / (texts * segments)}
-    return {**shares, "normaliser": normaliser}
+        alone += next(_writes(model, segment))[2].sum().item()
+    count = texts * segments
+    return {"in_text": in_text / count, "alone": alone / count, "normaliser": normaliser}
 
 
 @torch.no_grad()
@@ -374,22 +363,14 @@ def written_facts(model: ARMTForCausalLM, task: BABILong, seed: int, *, texts: i
         segment, and `second_part`: in the second. A kind of which there was none is left out.
     """
     segment, random = model.config.segment_size, Random(f"facts {seed}")
-    books = task.books("test")
-    facts = task.possible_facts()
+    books, facts = task.books("test"), task.possible_facts()
     written: dict[str, list[bool]] = {"whole": [], "first_part": [], "second_part": []}
     for share in (0.0, 1.0):  # by chance too few facts lie across the border
         contexts = [
             hide((random.choice(facts),), books, 2 * segment + RESERVED, random, borders=Borders(segment, share))
             for _ in range(texts // 2)
         ]
-        tokens = torch.from_numpy(np.stack([context.tokens() for context in contexts]).astype(np.int64)).to(
-            model.device
-        )
-        memory = cast("ARMTState", model.empty_memory(len(contexts)))
-        changes = []
-        for half in tokens.split(segment, 1):
-            before, memory = memory, model(input_ids=half, memory_state=memory, skip_logits=True).memory_state
-            changes.append(_changed(before, memory).tolist())
+        changes = [changed.tolist() for _, _, changed in _writes(model, _tokens(model, contexts))]
         for context, first, second in zip(contexts, *changes):
             in_first, in_second = (part.any() for part in np.split(context.is_fact(), 2))
             if in_first and in_second:
@@ -400,6 +381,13 @@ def written_facts(model: ARMTForCausalLM, task: BABILong, seed: int, *, texts: i
     return {part: float(np.mean(changed)) for part, changed in written.items() if changed}
 
 
-def _changed(before: ARMTState, after: ARMTState) -> Tensor:
-    """Booleans (B,): whether any layer's association matrix is another one."""
-    return (before.A != after.A).flatten(2).any(2).any(0)
+def _tokens(model: ARMTForCausalLM, contexts: Sequence[Context]) -> Tensor:
+    return torch.from_numpy(np.stack([context.tokens() for context in contexts]).astype(np.int64)).to(model.device)
+
+
+def _writes(model: ARMTForCausalLM, tokens: Tensor) -> Iterator[tuple[Tensor, ARMTState, Tensor]]:
+    """Read tokens (B, T): each segment, the memory behind it, and (B,) whether an association matrix has changed."""
+    memory = cast("ARMTState", model.empty_memory(len(tokens)))
+    for segment in tokens.split(model.config.segment_size, 1):
+        before, memory = memory, model(input_ids=segment, memory_state=memory, skip_logits=True).memory_state
+        yield segment, memory, (before.A != memory.A).flatten(2).any(2).any(0)
