@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from tessera.base.errors import expect
 from tessera.data.encoding import PIECE
@@ -23,9 +24,6 @@ from tessera.models.recurrence import SegmentedForCausalLM
 from tessera.papers.babilong import benchmark
 from tessera.papers.babilong.sample import SENTENCE_END
 from tessera.papers.babilong.stories import generate
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 SHOT_FACTS = 8  # at most, of the stories that stand before a sample
 # Also of Chinese and Japanese sentences, which have no white space behind them.
@@ -85,8 +83,8 @@ def shots_of(kind: str, count: int) -> str:
 
 @torch.no_grad()
 def answered(
-    model: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerFast",
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
     sample: benchmark.TextSample,
     answers: Collection[str],
     sampling: Sampling,
@@ -123,8 +121,8 @@ def answered(
 
 
 def score_samples(
-    model: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerFast",
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
     path: Path,
     sampling: Sampling,
     shots: int | None = None,

@@ -8,19 +8,17 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tqdm import tqdm
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from tessera.base.errors import TesseraError, expect
 from tessera.data.text_files import text_of_file
 from tessera.generation.sampling import Sampling
 from tessera.models.transformer import context_limit
 from tessera.tasks.task import estimate
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 _ORDER = "Answer the question based on the given documents. Only give me the answer and do not output any other words."
 TEMPLATE = (
@@ -140,8 +138,8 @@ def contains_answer(output: str, answers: Sequence[str]) -> bool:
 
 
 def expect_room(
-    config: "PreTrainedConfig",
-    tokenizer: "PreTrainedTokenizerBase",
+    config: PreTrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
     file: QuestionFile,
     lengths: Sequence[int],
     *,
@@ -171,8 +169,8 @@ def _expect_fits(tokens: int, length: int, question: DocumentQuestion) -> None:
 
 @torch.no_grad()
 def document_scores(
-    model: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerBase",
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     file: QuestionFile,
     lengths: Sequence[int],
     *,
@@ -184,9 +182,8 @@ def document_scores(
 ) -> dict[str, Any]:
     """Length -> `contains_answer` (mean, standard error, count) of greedy answers, and the mean number of `documents`.
 
-    Prompts are as long as `length` tokens allow, the answer included. The same
-    questions are asked at every length. `rows` gets one for each question: the prompt, the answers, what the model says
-    and its score.
+    Prompts are as long as `length` tokens allow, the answer included. The same questions are asked at every length.
+    `rows` gets one for each question: the prompt, the answers, what the model says and its score.
     Raises `TesseraError`: a question whose own documents do not fit, or a length beyond the model's learned positions.
     """
     expect_room(model.config, tokenizer, file, lengths, questions=questions, answer_tokens=answer_tokens, seed=seed)

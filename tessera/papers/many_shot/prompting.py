@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from random import Random
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from tessera.base.errors import expect
 from tessera.evaluation.continuations import Request, continuation_likelihoods
@@ -14,9 +15,6 @@ from tessera.models.transformer import context_limit
 from tessera.papers.many_shot.prompts import DELIMITERS, STRATEGIES, Episode, Example, Template, draw_episode
 from tessera.papers.tables import mean_of
 from tessera.tasks.task import Estimate
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
 class LabelledTexts(NamedTuple):
@@ -28,8 +26,8 @@ class LabelledTexts(NamedTuple):
 
 
 def many_shot_scores(
-    model: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerBase",
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     texts: LabelledTexts,
     shots: Sequence[int],
     *,
@@ -75,8 +73,8 @@ def many_shot_scores(
 
 
 def expect_room(
-    config: "PreTrainedConfig",
-    tokenizer: "PreTrainedTokenizerBase",
+    config: PreTrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
     texts: LabelledTexts,
     shots: Sequence[int],
     **options: Any,
@@ -112,7 +110,7 @@ class Answered(NamedTuple):
 
 
 def episode_answers(
-    model: "PreTrainedModel", episode: Episode, ask: Callable[[Example], list[Request]], batch_size: int
+    model: PreTrainedModel, episode: Episode, ask: Callable[[Example], list[Request]], batch_size: int
 ) -> list[Answered]:
     """Of one context, query by query.
 
@@ -138,7 +136,7 @@ def over_contexts(answers: Sequence[Sequence[Answered]]) -> dict[str, Estimate]:
 
 
 def requests_of(
-    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", template: Template, episode: Episode,
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, template: Template, episode: Episode,
     delimiter: str, query: Example,
 ) -> list[Request]:  # fmt: skip
     """See `episode_answers`; with the end of the line, without which "class 1" is never less likely than "class 10"."""
@@ -146,7 +144,7 @@ def requests_of(
     return [request_of(model, tokenizer, prompt, f"{between}{label}\n") for label in episode.labels]
 
 
-def request_of(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", prompt: str, answer: str) -> Request:
+def request_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str) -> Request:
     """The tokens of a prompt and of what follows it: those of both together, cut behind the prompt's."""
     context, tokens = (tokenizer(text)["input_ids"] for text in (prompt, prompt + answer))
     if tokens[: len(context)] != context or len(tokens) == len(context):  # the tokenizer merges across the border
@@ -155,7 +153,7 @@ def request_of(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", p
     return Request(context, tokens[len(context) :])
 
 
-def _expect_positions(config: "PreTrainedConfig", tokens: int) -> None:
+def _expect_positions(config: PreTrainedConfig, tokens: int) -> None:
     longest = context_limit(config)
     needed = f"fit the {longest} positions that this {config.model_type} has learned"
     expect(longest is None or tokens <= longest, "many_shot", "the prompt", needed, f"{tokens} tokens", "Fewer shots.")
