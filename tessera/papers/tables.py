@@ -23,6 +23,15 @@ class Curve(NamedTuple):
     notes: tuple[object, ...] = ()
 
 
+def having(records: Mapping[str, Record], **settings: Any) -> dict[str, Record]:
+    """The records whose configurations have these `settings`."""
+    return {
+        key: record
+        for key, record in records.items()
+        if all(getattr(record.configuration, name) == value for name, value in settings.items())
+    }
+
+
 def grouped(
     records: Mapping[str, Record], group: Callable[[Any], Group], order: Iterable[Group] = ()
 ) -> dict[Group, list[Record]]:

@@ -107,22 +107,19 @@ class SegmentSettings:
 
     def read_recipe(self, base: Path) -> Recipe:
         """The recipe of what starts from the base in this folder, checked."""
-        recipe = {**self.recipe, "training": dict(self.recipe["training"]), "model": dict(self.recipe["model"])}
-        if self.model == CONTINUED:
-            recipe["training"]["initialize_from"] = str(base)
-        else:
-            recipe["model"]["base"] = str(base)
+        section, key = ("training", "initialize_from") if self.model == CONTINUED else ("model", "base")
+        recipe = {**self.recipe, section: {**self.recipe[section], key: str(base)}}
         return from_json(Recipe, recipe, "armt_language")
 
     def run(self, model: str, base: str, section: dict[str, Any], seed: int) -> Run:
         """The same for another model, base (of this model section) and seed: the same texts in the same steps."""
         base_recipe = {**self.base_recipe, "name": base, "seed": seed, "model": section}
-        sections = {CONTINUED: section, "armt": self.recipe["model"]}
-        sections["rmt"] = {key: value for key, value in sections["armt"].items() if key != "memory_dim"}
-        sections["rmt"]["type"] = "rmt"
-        recipe = {**base_recipe, "name": model, "training": self.recipe["training"], "model": sections.get(model)}
-        settings = replace(self, model=model, base=base, seed=seed, base_recipe=base_recipe)
-        settings = replace(settings, recipe={} if model == BASE else recipe)
+        armt, training = self.recipe["model"], self.recipe["training"]
+        rmt = {key: value for key, value in armt.items() if key != "memory_dim"} | {"type": "rmt"}
+        sections = {CONTINUED: section, "armt": armt, "rmt": rmt}
+        changes = {"name": model, "training": training, "model": sections.get(model)}
+        recipe = {} if model == BASE else {**base_recipe, **changes}
+        settings = replace(self, model=model, base=base, seed=seed, base_recipe=base_recipe, recipe=recipe)
         return Run(f"{base}/{model}/seed {seed}", settings, 0.2 if model == BASE else 1.0)
 
 

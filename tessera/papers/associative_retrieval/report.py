@@ -28,6 +28,7 @@ from tessera.papers.tables import (
     SettingsRows,
     by_model,
     curves_table,
+    having,
     markdown,
     num_seeds,
     percent,
@@ -281,16 +282,11 @@ def curves(records: Mapping[str, Record], rule: str, quantity: str) -> list[tupl
 
     Of one seed the standard error is over held-out contexts.
     """
-    groups = by_model(of_rule(records, rule), NAMES)
+    groups = by_model(having(records, rule=rule), NAMES)
     return [
         (Curve(NAMES[model], points_of([record.outcome[quantity] for record in seeds])), seeds)
         for model, seeds in groups.items()
     ]
-
-
-def of_rule(records: Mapping[str, Record], rule: str) -> dict[str, Record]:
-    """The records of one rule."""
-    return {key: record for key, record in records.items() if record.configuration.rule == rule}
 
 
 def tables(records: Mapping[str, Record]) -> dict[str, str]:
@@ -302,7 +298,7 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
             for curve, seeds in curves(records, rule, quantity)
         ]
         parts[heading] = curves_table(["pairs", "numbers kept", "trained to"], rows, cell, length="{}")
-    parts["Rewrite, norm of the normaliser (of the matrix)"] = _norms(of_rule(records, "rewrite"))
+    parts["Rewrite, norm of the normaliser (of the matrix)"] = _norms(having(records, rule="rewrite"))
     parts["Trainings"] = stages_table(
         records,
         {

@@ -4,19 +4,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tessera.papers.babilong.run import (
-    LAST_SEGMENT,
-    MODELS,
-    SHUT,
-    THRESHOLD,
-    UNSEEN,
-    WHOLE_UNSEEN,
-    WHOLE_UNSEEN_KERNELS,
-    WHOLE_UNSEEN_V2,
-    BabilongSettings,
-    execute,
-    plan,
-)
+from tessera.papers.babilong import run as babilong
+from tessera.papers.babilong.run import LAST_SEGMENT, MODELS, SHUT, THRESHOLD, UNSEEN, WHOLE_UNSEEN
 from tessera.papers.curves import draw_curve, panels, styles
 from tessera.papers.experiment import LIBRARY, PAPER_KERNELS, Experiment, Record
 from tessera.papers.tables import (
@@ -24,6 +13,7 @@ from tessera.papers.tables import (
     SettingsRows,
     by_model,
     curves_table,
+    having,
     markdown,
     num_seeds,
     points_of,
@@ -94,8 +84,8 @@ GROUPS = {
         "mamba": "Mamba",
         "mosaic": "Memory Mosaic",
         "mosaic_v2": "Memory Mosaic v2",
-        **{name: f"{PAPER_KERNELS[kernel]}, unseen" for name, kernel in WHOLE_UNSEEN_KERNELS.items()},
-        WHOLE_UNSEEN_V2: "Memory Mosaic v2, unseen",
+        **{name: f"{PAPER_KERNELS[kernel]}, unseen" for name, kernel in babilong.WHOLE_UNSEEN_KERNELS.items()},
+        babilong.WHOLE_UNSEEN_V2: "Memory Mosaic v2, unseen",
     },
 }
 PARTS = {"whole": "in one segment", "first_part": "first part of a split fact", "second_part": "second part"}
@@ -131,7 +121,7 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
 def plot(records: Mapping[str, Record], path: Path) -> None:
     """Exact match by tokens, means over seeds: QA1 by groups of models, and every kind beside the paper's ARMT."""
     with panels(path, 12, 12, rows=3, columns=3, legend="none") as axes:
-        trained = [run.configuration for run in records.values() if run.configuration.kind == "qa1"]
+        trained = [run.configuration for run in having(records, kind="qa1").values()]
         for axis, (title, labels) in zip(axes, GROUPS.items()):
             curves = {model: curve for model, curve in _curves(records, "qa1").items() if model in labels}
             for model, look in styles(labels).items():
@@ -161,16 +151,15 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
 
 def _curves(records: Mapping[str, Record], kind: str) -> dict[str, Curve]:
     """Model -> its exact match by tokens, in the order of `MODELS`."""
-    of_kind = {key: record for key, record in records.items() if record.configuration.kind == kind}
     curves = {}
-    for model, seeds in by_model(of_kind, MODELS).items():
+    for model, seeds in by_model(having(records, kind=kind), MODELS).items():
         points = points_of([record.outcome["exact_match"] for record in seeds])
         segment = seeds[0].configuration.context
         curves[model] = Curve(MODELS[model].label, {n * segment: estimate for n, estimate in points.items()})
     return curves
 
 
-def _longest(settings: BabilongSettings) -> int:
+def _longest(settings: babilong.BabilongSettings) -> int:
     """Tokens of the longest text in training."""
     return max(stage["length"] for stage in settings.recipe["training"]["curriculum"]) * settings.context
 
@@ -186,4 +175,6 @@ def _bases(records: Iterable[Record]) -> list[str]:
 
 
 # ARMT around several bases, its relatives, and models that read the whole text or the last segment alone.
-EXPERIMENT = Experiment(LIBRARY["babilong"], BabilongSettings, plan, execute, tables, plot, tuple(MODELS))
+EXPERIMENT = Experiment(
+    LIBRARY["babilong"], babilong.BabilongSettings, babilong.plan, babilong.execute, tables, plot, tuple(MODELS)
+)

@@ -7,28 +7,13 @@ from typing import Any
 
 from tessera.papers.curves import Axes, doubling, draw_curve, panels, styles
 from tessera.papers.experiment import LIBRARY, Experiment, Record
-from tessera.papers.language_modeling.run import (
-    KERNELS,
-    MAIN,
-    MAIN_NAMES,
-    MODELS,
-    MOSAIC,
-    NAMES,
-    OTHER_KERNELS,
-    POSITIONS,
-    PUBLISHED_RECIPES,
-    SEARCH,
-    V2,
-    V2_KERNELS,
-    LanguageSettings,
-    blocks,
-    execute,
-    plan,
-)
+from tessera.papers.language_modeling import run as language
+from tessera.papers.language_modeling.run import MAIN_NAMES, MOSAIC, NAMES, OTHER_KERNELS, V2, V2_KERNELS, blocks
 from tessera.papers.tables import (
     SettingsRows,
     difference,
     grouped,
+    having,
     markdown,
     mean_of,
     num_seeds,
@@ -67,8 +52,7 @@ def by_row(records: Mapping[str, Record]) -> dict[Row, list[Record]]:
 
     That is the one with the lowest mean loss over the seeds that were trained at every rate.
     """
-    of_part = {key: record for key, record in records.items() if record.configuration.part == MAIN}
-    rows = grouped(of_part, lambda settings: (settings.name, settings.num_layers))
+    rows = grouped(having(records, part=language.MAIN), lambda settings: (settings.name, settings.num_layers))
     at_best_rate: dict[Row, list[Record]] = {}
     for row in sorted(rows, key=lambda row: (list(NAMES).index(row[0]), row[1])):
         losses = loss_by_rate(rows[row])
@@ -107,10 +91,8 @@ def _difference_cell(seeds: Sequence[Record], others: Sequence[Record]) -> str:
 
 def texts(records: Mapping[str, Record]) -> dict[str, dict[str, Record]]:
     """The records of each training text; that of the budget is called ""."""
-    of_texts: dict[str, dict[str, Record]] = {}
-    for key, record in sorted(records.items(), key=lambda item: item[1].configuration.other_text):
-        of_texts.setdefault(record.configuration.other_text, {})[key] = record
-    return of_texts
+    names = sorted({record.configuration.other_text for record in records.values()})
+    return {name: having(records, other_text=name) for name in names}
 
 
 def tables(records: Mapping[str, Record]) -> dict[str, str]:
@@ -131,7 +113,6 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
 def _by_depth(rows: Rows) -> str:
     names = [name for name in COLORS if name == MOSAIC or any(row[0] == name for row in rows)]
     others = {name: NAMES[name].replace("Transformer", "transformer").replace("Mosaic", "mosaic") for name in names[1:]}
-
     lines = []
     for depth in sorted({depth for name, depth in rows if name in names}):
         by_name = {name: rows.get((name, depth), ()) for name in names}
@@ -171,14 +152,13 @@ def _by_kernel(rows: Rows) -> str:
 
 
 def _rates(records: Mapping[str, Record]) -> str:
-    search = {key: record for key, record in records.items() if record.configuration.part == SEARCH} or records
+    search = having(records, part=language.SEARCH) or records
     order = list(NAMES)
     tried = grouped(search, lambda s: (order.index(s.name), s.num_layers, s.recipe["training"]["steps"]))
     losses = {row: loss_by_rate(tried[row]) for row in sorted(tried)}
     if search is records and all(len(of_row) == 1 for of_row in losses.values()):
         return ""
     rates = sorted({rate for of_row in losses.values() for rate in of_row})
-
     lines = []
     for (name, depth, steps), of_row in losses.items():
         best = min(of_row, key=of_row.__getitem__)
@@ -199,7 +179,7 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
         by_depth.set(xlabel="blocks", ylabel="loss, nats per token", title="Validation loss by depth")
         _draw_trainings(curves, rows, depths)
         for axis in by_kernel:
-            for name, style in styles(name for name in NAMES if name not in POSITIONS).items():
+            for name, style in styles(name for name in NAMES if name not in language.POSITIONS).items():
                 _draw_losses(axis, rows, name, _kernel_depths(rows), style)
             axis.set(xlabel="blocks", ylabel="loss, nats per token", title="Validation loss by kernel")
 
@@ -231,6 +211,6 @@ def _draw_trainings(axis: Axes, rows: Rows, depths: Sequence[int]) -> None:
 
 
 EXPERIMENT = Experiment(
-    LIBRARY["language_modeling"], LanguageSettings, plan, execute, tables, plot, MODELS, KERNELS, PUBLISHED_RECIPES,
-    takes_data=True, long=True,
+    LIBRARY["language_modeling"], language.LanguageSettings, language.plan, language.execute, tables, plot,
+    language.MODELS, language.KERNELS, language.PUBLISHED_RECIPES, takes_data=True, long=True,
 )  # fmt: skip

@@ -16,7 +16,7 @@ from tessera.base.dataclass_io import to_json
 from tessera.base.errors import TesseraError, expect
 from tessera.base.precision import resolve_precision
 from tessera.data.sources import text_files
-from tessera.evaluation.loss import evaluate_text
+from tessera.evaluation.loss import EvaluationText, evaluate_text
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.models.sizes import num_parameters
 from tessera.papers.experiment import PAPER_KERNELS, Run, RunContext, RunSelection
@@ -281,13 +281,12 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
     folder = trained_model(settings, context, next(iter(run.data.values()), None))
     lines = MetricsFile(folder / METRICS).read()
     context.report(1.0, "validating")
-    model = load_model(folder).to(context.device)
-    measured = evaluate_text(model, load_tokenizer(folder), evaluation_text(folder), sequences=settings.sequences)
+    measured = evaluated(folder, evaluation_text(folder), settings.sequences, context)
     validations = [line for line in lines if "validation_loss" in line]
     per_step = settings.tokens // settings.recipe["training"]["steps"]
     return {
         "precision": resolve_precision(settings.recipe["training"]["precision"]),
-        "parameters": num_parameters(model),
+        "parameters": measured["parameters"],
         "tokens": settings.tokens,
         "training": [[line["tokens"], round(line["loss"], 4)] for line in lines if line.get("loss") is not None],
         "validation": [[line["step"] * per_step, round(line["validation_loss"], 4)] for line in validations],
@@ -295,10 +294,13 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
         "loss": measured["loss"],
         "bits_per_byte": measured["bits_per_byte"],
         "validation_tokens": measured["tokens"],
-        "loss_by_position": rounded(measured["loss_by_position"]),
+        "loss_by_position": measured["loss_by_position"],
     }
 
 
-def rounded(losses: list[float | None]) -> list[float | None]:
-    """With four decimals; None where no token stands."""
-    return [None if loss is None else round(loss, 4) for loss in losses]
+def evaluated(folder: Path, text: EvaluationText, sequences: int, context: RunContext) -> dict[str, Any]:
+    """`evaluate_text` of the model in `folder`, losses by position with four decimals, and its `parameters`."""
+    model = load_model(folder).to(context.device)
+    measured = evaluate_text(model, load_tokenizer(folder), text, sequences=sequences)
+    losses = [None if loss is None else round(loss, 4) for loss in measured["loss_by_position"]]
+    return {**measured, "loss_by_position": losses, "parameters": num_parameters(model)}

@@ -15,11 +15,11 @@ import numpy as np
 
 from tessera.data.sources import text_source
 from tessera.evaluation.display import moving_average
-from tessera.evaluation.loss import EvaluationText, evaluate_text
-from tessera.models.saving.loading import load_model, load_tokenizer
+from tessera.evaluation.loss import EvaluationText
 from tessera.papers.curves import Axes, panels
 from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, RunSelection
 from tessera.papers.language_modeling import run as language
+from tessera.papers.language_modeling.report import Row, Rows
 from tessera.papers.language_modeling.run import MAIN_NAMES, MOSAIC, NAMES, POSITIONS
 from tessera.papers.tables import difference, grouped, markdown, mean_of, with_error
 
@@ -29,8 +29,6 @@ SEQUENCES = {"smoke": 4, "cpu": 256}
 BORDERS = (0, 16, 50, 100, 150, 255, 511)
 DECAY = 0.95
 MAPS = dict(zip(MAIN_NAMES, ("Oranges", "Blues", "Greens", "YlOrBr")))
-Row = tuple[str, int]  # name and blocks
-Rows = Mapping[Row, Sequence[Record]]
 
 
 @dataclass(frozen=True)
@@ -72,12 +70,9 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
     settings = run.configuration
     folder = language.trained_model(settings.trained, context)
     context.report(1.0, f"reading {settings.text}")
-    source = text_source(run.data.get(settings.text, settings.text))
-    text = EvaluationText(source, context=settings.trained.context)
-    model = load_model(folder).to(context.device)
-    measured = evaluate_text(model, load_tokenizer(folder), text, sequences=settings.sequences)
-    numbers = {name: measured[name] for name in ("loss", "bits_per_byte", "tokens", "sequences")}
-    return {**numbers, "loss_by_position": language.rounded(measured["loss_by_position"])}
+    text = EvaluationText(text_source(run.data.get(settings.text, settings.text)), context=settings.trained.context)
+    measured = language.evaluated(folder, text, settings.sequences, context)
+    return {name: measured[name] for name in ("loss", "bits_per_byte", "tokens", "sequences", "loss_by_position")}
 
 
 def by_text(records: Mapping[str, Record]) -> dict[str, dict[Row, list[Record]]]:
