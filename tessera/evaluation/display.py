@@ -1,9 +1,9 @@
 """What `tessera eval` shows: one model in full, several in a table, all of it as JSON, and figures of losses."""
 
-import itertools
 import json
 import string
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,14 +87,10 @@ def moving_average(curve: np.ndarray, decay: float) -> np.ndarray:
 
     Positions that are NaN are left out of both sums. The division keeps the first positions unbiased.
     """
-    averages, total, weight = np.full(len(curve), np.nan), 0.0, 0.0
-    for index, value in enumerate(curve):
-        total, weight = decay * total, decay * weight
-        if np.isfinite(value):
-            total, weight = total + value, weight + 1.0
-        if weight > 0:
-            averages[index] = total / weight
-    return averages
+    kept = np.isfinite(curve)
+    values, weights = np.where(kept, curve, 0.0), kept.astype(float)
+    sums = [np.array([*accumulate(part, lambda total, value: decay * total + value)]) for part in (values, weights)]
+    return np.divide(*sums, out=np.full(len(curve), np.nan), where=sums[1] > 0)
 
 
 def binned(curve: np.ndarray, per_octave: int = 8) -> tuple[np.ndarray, np.ndarray]:
@@ -173,7 +169,7 @@ def short_names(folders: Sequence[str]) -> list[str]:
 
 def _shared(texts: Sequence[str]) -> int:
     """How many characters all texts begin with, cut behind the last that is no letter or digit."""
-    alike = "".join(letters[0] for letters in itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*texts)))
+    alike = "".join(letters[0] for letters in takewhile(lambda letters: len(set(letters)) == 1, zip(*texts)))
     return len(alike.rstrip(string.ascii_letters + string.digits))
 
 

@@ -34,9 +34,7 @@ from tessera.models.sizes import num_parameters
 from tessera.models.transformer import context_limit
 
 WHERE = "lm_eval --model tessera"
-ARGUMENTS = "pretrained, long_term_memory, batch_size, max_length, dtype, device, add_bos_token, prefix_token_id".split(
-    ", "
-)
+ARGUMENTS = "pretrained long_term_memory batch_size max_length dtype device add_bos_token prefix_token_id".split()
 DEFAULT_DEVICE = "cuda:0"  # of the harness's command line
 SWITCHES = {"on": True, "off": False, True: True, False: False}
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}

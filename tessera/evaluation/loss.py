@@ -78,7 +78,9 @@ def evaluate_text(
     expect(has_room, "eval", "--context", needed, text.context, advice)
     with tempfile.TemporaryDirectory() as cache:
         windows = text.windows(tokenizer, sequences, Path(cache))
-        _expect_same_vocabulary(model, windows.split)
+        largest, size = windows.split.store.description.largest_token, model.config.get_text_config().vocab_size
+        needed, advice = f"fit the model (vocab_size {size})", "The folder holds another model's tokenizer."
+        expect(largest < size, "eval", "the tokenizer", needed, f"token id {largest}", advice)
         surroundings = partial(autocast, precision, model.device.type)
         losses = loss_by_position(model, windows, batch_size, context=surroundings)
         ratio = windows.tokens_per_byte(tokenizer)
@@ -98,12 +100,6 @@ def evaluate_text(
         "loss_by_position": [None if math.isnan(value) else value for value in losses.by_position().tolist()],
         "provenance": provenance(configuration=model.config.to_diff_dict(), wall_seconds=time.time() - began),
     }
-
-
-def _expect_same_vocabulary(model: PreTrainedModel, split: Split) -> None:
-    largest, size = split.store.description.largest_token, model.config.get_text_config().vocab_size
-    needed, advice = f"fit the model (vocab_size {size})", "The folder holds another model's tokenizer."
-    expect(largest < size, "eval", "the tokenizer", needed, f"token id {largest}", advice)
 
 
 class Windows(Protocol):

@@ -34,7 +34,8 @@ def provenance(
         "command": f"{_program()} {command_line(sys.argv[1:])}".strip(),
         "configuration": portable(configuration),
         "seed": seed,
-        "versions": {"tessera": tessera.__version__, "python": platform.python_version(), **_versions()},
+        "versions": {"tessera": tessera.__version__, "python": platform.python_version()}
+        | {name: version(name) for name in PACKAGES},
         "hardware": hardware(),
         "commit": _own_commit(),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -109,11 +110,6 @@ def commit(folder: Path) -> str | None:
 def _git(folder: Path, *arguments: str) -> str:
     done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=10)
     return done.stdout.strip()
-
-
-@cache
-def _versions() -> dict[str, str]:
-    return {name: version(name) for name in PACKAGES}
 
 
 @cache

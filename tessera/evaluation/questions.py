@@ -31,26 +31,25 @@ def answer_loss(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tensor]
     context, in one row.
     """
     contexts, questions, labels = _on_device(model, batch)
-    if is_segmented(model):
-        carried, early = _after_contexts(model, contexts, questions.shape[1], batch.early_questions is not None)
-        # With a cache the last segment stays open: nothing of a question is written.
-        total = _output_for(model, questions.flatten(0, 1), labels.flatten(0, 1), carried).loss
-        if early and batch.early_questions is not None and batch.early_labels is not None:
-            segments, read = batch.early_questions.shape[1], len(early)
-            expect(segments == read, "answer_loss", "early_questions", f"be of the {read} segments read", segments)
-            first = _first_with_gradient(model, contexts)
-            rows, row_labels = (
-                part[:, first:].to(contexts.device).transpose(0, 1).flatten(0, 2)  # segment, context, question
-                for part in (batch.early_questions, batch.early_labels)
-            )
-            memories = type(early[0]).stack(early[first:])
-            total = total + _output_for(model, rows, row_labels, {"memory_state": memories}).loss
-        return total, count_answers(model, batch)
-    unlabelled = torch.full_like(contexts, IGNORED)
-    rows = torch.cat([contexts, questions.flatten(1)], 1)
-    mean = model(input_ids=rows, labels=torch.cat([unlabelled, labels.flatten(1)], 1)).loss
     count = count_answers(model, batch)
-    return mean * count, count
+    if not is_segmented(model):
+        unlabelled = torch.full_like(contexts, IGNORED)
+        rows = torch.cat([contexts, questions.flatten(1)], 1)
+        return model(input_ids=rows, labels=torch.cat([unlabelled, labels.flatten(1)], 1)).loss * count, count
+    carried, early = _after_contexts(model, contexts, questions.shape[1], batch.early_questions is not None)
+    # With a cache the last segment stays open: nothing of a question is written.
+    total = _output_for(model, questions.flatten(0, 1), labels.flatten(0, 1), carried).loss
+    if early and batch.early_questions is not None and batch.early_labels is not None:
+        segments, read = batch.early_questions.shape[1], len(early)
+        expect(segments == read, "answer_loss", "early_questions", f"be of the {read} segments read", segments)
+        first = _first_with_gradient(model, contexts)
+        rows, row_labels = (
+            part[:, first:].to(contexts.device).transpose(0, 1).flatten(0, 2)  # segment, context, question
+            for part in (batch.early_questions, batch.early_labels)
+        )
+        memories = type(early[0]).stack(early[first:])
+        total = total + _output_for(model, rows, row_labels, {"memory_state": memories}).loss
+    return total, count
 
 
 def count_answers(model: nn.Module, batch: QuestionBatch) -> Tensor:
