@@ -127,7 +127,7 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
             for model, look in styles(labels).items():
                 if model in curves:
                     draw_curve(axis, curves[model].points, labels[model], bars=2, **look)
-            for tokens in {_longest(settings) for settings in trained if settings.model in curves}:
+            for tokens in {settings.longest for settings in trained if settings.model in curves}:
                 axis.axvline(tokens, color="gray", lw=0.8, ls="--")
             if curves:
                 axis.axhline(1 / 6, color="gray", ls=":", label="guess")
@@ -157,11 +157,6 @@ def _curves(records: Mapping[str, Record], kind: str) -> dict[str, Curve]:
         segment = seeds[0].configuration.context
         curves[model] = Curve(MODELS[model].label, {n * segment: estimate for n, estimate in points.items()})
     return curves
-
-
-def _longest(settings: babilong.BabilongSettings) -> int:
-    """Tokens of the longest text in training."""
-    return max(stage["length"] for stage in settings.recipe["training"]["curriculum"]) * settings.context
 
 
 def _curricula(records: Iterable[Record]) -> list[list[dict[str, Any]]]:

@@ -175,6 +175,11 @@ class BabilongSettings(RecipeSettings):
     test_contexts: int
     fewest_contexts: int
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text in training."""
+        return max(stage["length"] for stage in self.recipe["training"]["curriculum"]) * self.context
+
     def contexts(self, segments: int) -> int:
         """How many contexts of so many segments are read."""
         return max(self.fewest_contexts, min(self.test_contexts, self.test_tokens // (segments * self.context)))
@@ -272,8 +277,7 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
     task = question_task(recipe.data.task or {})
     questions = LastSegment if settings.model == LAST_SEGMENT else StagedQuestions
     data = questions(recipe, settings.context, task)
-    longest = max(stage.length for stage in recipe.training.curriculum) * settings.context
-    model = starting_model(recipe, data.tokenizer, context=longest).to(context.device)
+    model = starting_model(recipe, data.tokenizer, context=settings.longest).to(context.device)
     stages = train_stages_of(model, recipe, data, context.folder, context.report)
     exact_match, seconds_per_token = {}, {}
     for segments in settings.measured:

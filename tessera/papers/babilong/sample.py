@@ -230,7 +230,8 @@ class Borders:
         back they lie: with a share of a half, a quarter of QA1's facts are cut in eight segments, nearly half in 32.
         """
         moved: list[int] = []
-        starts = _sentence_starts(spans)
+        # How many tokens of noise stand before each of its sentences; the last entry is how many there are.
+        starts = np.append(0, np.concatenate([np.diff(span.starts) for span in spans]).cumsum())
         for position, fact in zip(positions, facts):
             earliest = moved[-1] if moved else 0
             place = max(position, earliest)
@@ -289,11 +290,6 @@ class HalfFacts:
         """From anywhere behind its last name but one to `stop`."""
         last_but_one = int(np.flatnonzero(np.isin(fact, self.names))[-2])
         return fact[random.randrange(last_but_one + 1, len(fact) - 1) : stop]
-
-
-def _sentence_starts(spans: Sequence[Span]) -> np.ndarray:
-    """How many tokens of noise stand before each of its sentences; the last entry is how many there are."""
-    return np.append(0, np.concatenate([np.diff(span.starts) for span in spans]).cumsum())
 
 
 def hide(

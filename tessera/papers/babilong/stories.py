@@ -332,16 +332,10 @@ def _gifts(random: Random, count: int) -> Iterator[str]:
 
 
 def _ask_gifts(world: World) -> list[str]:
-    questions = []
-    for giver, receiver, thing in dict.fromkeys(world.gifts):
-        questions += [
-            f"What did {giver.capitalize()} give to {receiver.capitalize()}?",
-            f"Who did {giver.capitalize()} give the {thing} to?",
-            f"Who gave the {thing} to {receiver.capitalize()}?",
-            f"Who received the {thing}?",
-            f"Who gave the {thing}?",
-        ]
-    return list(dict.fromkeys(questions))
+    gifts = [(giver.capitalize(), receiver.capitalize(), thing) for giver, receiver, thing in world.gifts]
+    forms = ("What did {0} give to {1}?", "Who did {0} give the {2} to?", "Who gave the {2} to {1}?",
+             "Who received the {2}?", "Who gave the {2}?")  # fmt: skip
+    return list(dict.fromkeys(form.format(*gift) for gift in gifts for form in forms))
 
 
 _WRITERS: dict[str, Callable[[Random, int], Iterator[str]]] = {

@@ -1,7 +1,7 @@
 """Many-shot classification for models that are trained here: short texts, anonymous labels, one token each."""
 
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from random import Random
 
 import torch
@@ -75,8 +75,14 @@ class ManyShot(Task):
     def episodes(self, count: int, seed: int, split: str = "train", num_queries: int = 1) -> list[prompts.Episode]:
         """`count` contexts with so many queries each; the same seed and split give the same ones."""
         expect(split in SPLITS, type(self).__name__, "split", "be one of " + ", ".join(SPLITS), repr(split))
-        random = Random(f"{self} {seed} {split}")
-        return [self._episode(random, split, num_queries) for _ in range(count)]
+        random, names = Random(f"{self} {seed} {split}"), _class_names()[SPLIT_CLASSES[split]]
+        shown, asked = (_texts(file, self.max_characters) for file in ("train", "test" if split == "test" else "train"))
+        draw = partial(
+            prompts.draw_episode, shown, asked, shots=self.shots, order=self.order, anonymous=True, random=random,
+            num_queries=num_queries, distinct=self.distinct,
+        )  # fmt: skip
+        numbers = (random.randint(self._fewest_classes, self.num_classes) for _ in range(count))
+        return [draw(random.sample(names, number)) for number in numbers]
 
     def sample(self, count: int, seed: int, split: str = "train") -> TokenExamples:
         """`count` contexts in a row each, the query's label last, then padding."""
@@ -113,15 +119,6 @@ class ManyShot(Task):
             "exact_match": (logits.argmax(-1) == target).double(),
             "likeliest_label": (shown.argmax(-1) == target).double(),
         }
-
-    def _episode(self, random: Random, split: str, num_queries: int) -> prompts.Episode:
-        demonstrations = _texts("train", self.max_characters)
-        queries = _texts("test" if split == "test" else "train", self.max_characters)
-        count = random.randint(self._fewest_classes, self.num_classes)
-        classes = random.sample(_class_names()[SPLIT_CLASSES[split]], count)
-        return prompts.draw_episode(
-            demonstrations, queries, classes, self.shots, self.order, True, random, num_queries, self.distinct
-        )
 
     @property
     def _fewest_classes(self) -> int:

@@ -165,9 +165,8 @@ def answers(memory: Memory, hidden: Sequence[Hidden]) -> Iterator[AnsweredQuesti
         if row.source is not None and answer.citations:
             print(f"  {answer.citations[0].document}: {row.source}")
         if not row.is_right:
-            print(
-                f"  wrong: {'no book says it' if password.fact is None else f'{password.book} says: {password.fact}'}"
-            )
+            truth = "no book says it" if password.fact is None else f"{password.book} says: {password.fact}"
+            print(f"  wrong: {truth}")
         sys.stdout.flush()
         yield row
 

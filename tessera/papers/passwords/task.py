@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from tokenizers import AddedToken, Tokenizer
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -22,9 +23,6 @@ from tessera.data.sources import STORIES
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.tasks.question_answering import QuestionBatch, question_rows
 from tessera.tasks.task import SPLIT_TENTHS, SPLITS, TASKS, Task, TokenExamples
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 PEOPLE = (
     "king queen prince princess tailor giant bride wolf fox miller cook huntsman soldier bear cat dog horse bird fish "
@@ -63,7 +61,7 @@ class Passwords(Task):
     summary = "people's passwords, hidden in a book of fairy tales"
     source = "made for the demo"
     main_score = "exact_match"
-    longest_answer, vocab_size = 1, VOCABULARY
+    longest_answer, vocab_size, special_tokens = 1, VOCABULARY, SPECIAL
 
     def __post_init__(self) -> None:
         where = type(self).__name__
@@ -72,14 +70,9 @@ class Passwords(Task):
         self._expect_room(self.length - QUESTION_TOKENS)
 
     @property
-    def vocabulary(self) -> "Tokenizer":
+    def vocabulary(self) -> Tokenizer:
         """See `QuestionTask`: byte-level BPE of the book, in which every person and every word is one token."""
         return _texts().vocabulary
-
-    @property
-    def special_tokens(self) -> dict[str, str]:
-        """See `QuestionTask`."""
-        return SPECIAL
 
     @property
     def understands(self) -> str:
@@ -105,7 +98,9 @@ class Passwords(Task):
     ) -> QuestionBatch:
         """See `QuestionTask`. Nothing is asked early: models with segments are not trained on this."""
         self._expect_room(context_tokens)
-        random = self._random(context_tokens, seed, split)
+        expect(split in SPLITS, type(self).__name__, "split", "be one of " + ", ".join(SPLITS), repr(split))
+        of = ("passwords 1", self.facts_share, self.absent, context_tokens, seed, split)
+        random = Random(" ".join(map(str, of)))
         contexts, questions_by_row = [], []
         for _ in range(count):
             # As many passwords as there is room for, but some people have none.
@@ -141,10 +136,6 @@ class Passwords(Task):
         least, length = needed + QUESTION_TOKENS, context_tokens + QUESTION_TOKENS
         expect(length >= least, type(self).__name__, "length", f"be at least {least:.0f} tokens", length)
 
-    def _random(self, *of: int | str) -> Random:
-        expect(of[-1] in SPLITS, type(self).__name__, "split", "be one of " + ", ".join(SPLITS), repr(of[-1]))
-        return Random(" ".join(map(str, ("passwords 1", self.facts_share, self.absent, *of))))
-
     def _context(
         self, random: Random, passwords: dict[str, str], people: Sequence[str], tokens: int, split: str
     ) -> np.ndarray:
@@ -162,7 +153,7 @@ class Passwords(Task):
 class _Texts(NamedTuple):
     """The book's sentences as tokens, by split, also those about each person, and the tokenizer."""
 
-    vocabulary: "Tokenizer"
+    vocabulary: Tokenizer
     sentences: dict[str, list[np.ndarray]]
     about: dict[str, dict[str, list[np.ndarray]]]
 
@@ -175,8 +166,6 @@ class _Texts(NamedTuple):
 
 @lru_cache(maxsize=1)
 def _texts() -> _Texts:
-    from tokenizers import AddedToken
-
     from tessera.data.tokenizers import train_bpe  # transformers takes seconds to import, and tasks are listed without
 
     book = BOOK.read_text(encoding="utf-8")[:BOOK_BYTES]
