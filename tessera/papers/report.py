@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -59,12 +60,10 @@ def tables_of(results: ResultsFile) -> dict[str, str]:
 
 def _machines(records: dict[str, Record]) -> tuple[str, str]:
     """Processors or GPUs, and versions of torch."""
-    machines: set[str] = set()
-    versions: set[str] = set()
-    for record in records.values():
-        hardware = record.provenance["hardware"]
-        machines.update(hardware["gpus"] or [f"{hardware['cores']} cores of {hardware['processor']}"])
-        versions.add(record.provenance["versions"].get("torch", "unknown"))
+    made_with = [record.provenance for record in records.values()]
+    hardware = [one["hardware"] for one in made_with]
+    machines = {name for one in hardware for name in one["gpus"] or [f"{one['cores']} cores of {one['processor']}"]}
+    versions = {one["versions"].get("torch", "unknown") for one in made_with}
     return ", ".join(sorted(machines)), ", ".join(sorted(versions))
 
 
@@ -73,14 +72,12 @@ def with_tables(page: str, results: Path) -> str:
 
     Raises `TesseraError`: a marker names a table that there is not, or an experiment without results.
     """
-    known: dict[tuple[str, str], dict[str, str]] = {}
+    tables_by_heading = cache(partial(_tables_by_heading, results))
 
     def table(match: re.Match[str]) -> str:
         """The markers of `match` with the table of their name, budget and heading between them."""
         name, budget, heading = match.group("name", "budget", "heading")
-        if (name, budget) not in known:
-            known[name, budget] = _tables_by_heading(results, name, budget)
-        tables = known[name, budget]
+        tables = tables_by_heading(name, budget)
         if heading not in tables:
             raise TesseraError(f"{name}/{budget}: a table must be one of {', '.join(tables)}; got {heading!r}.")
         return f"{match['begin']}\n{tables[heading]}\n\n{END}"

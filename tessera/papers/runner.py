@@ -1,7 +1,4 @@
-"""Do the runs of an experiment that are not done yet, side by side, and show all of them.
-
-In this process or in processes of their own: checkpoints, time over all interruptions, progress, failures.
-"""
+"""Do the runs of an experiment that are not done yet, in this process or side by side, and show all of them."""
 
 import contextlib
 import hashlib
@@ -77,10 +74,10 @@ class Bar:
     """
 
     def __init__(self, runs: Sequence[Run], pending: Sequence[Run]) -> None:
-        self.total = sum(run.cost for run in runs)
-        self.done = self.total - sum(run.cost for run in pending)
+        total = sum(run.cost for run in runs)
+        self.done = total - sum(run.cost for run in pending)
         form, stream = "{desc} {percentage:3.0f}%|{bar:20}| {elapsed}<{remaining} {postfix}", bar_stream(LINE_SECONDS)
-        self.bar = tqdm(total=self.total, initial=self.done, bar_format=form, leave=False, file=stream)
+        self.bar = tqdm(total=total, initial=self.done, bar_format=form, leave=False, file=stream)
 
     def show(self, under_way: Sequence[tuple[Run, float, str]]) -> None:
         """Runs under way, each with its share done and a note."""
@@ -104,11 +101,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Job:
-    """The runs of one experiment and budget, under `home`. It and all it takes and returns can be pickled.
-
-    Attributes:
-        imports: files and modules of plugins, which each process imports before its first run.
-    """
+    """The runs of one experiment and budget, under `home`. It and all it takes and returns can be pickled."""
 
     experiment: str
     home: Path

@@ -1,7 +1,4 @@
-"""ARMT on language: does what a memory keeps of earlier segments lower the loss of later ones?
-
-The figure of the ARMT paper's appendix on language, on stories, and on novels: bits per byte by segment.
-"""
+"""ARMT on language: does what a memory keeps of earlier segments lower the loss of later ones?"""
 
 import tempfile
 from collections.abc import Mapping, Sequence

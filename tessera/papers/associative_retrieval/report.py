@@ -278,10 +278,7 @@ def memory_norms(model: PreTrainedModel, task: AssociativeRetrieval, lengths: Se
 
 
 def curves(records: Mapping[str, Record], rule: str, quantity: str) -> list[tuple[Curve, list[Record]]]:
-    """A quantity by number of pairs for each model on a rule, and its records.
-
-    Of one seed the standard error is over held-out contexts.
-    """
+    """A quantity by number of pairs for each model on a rule, and its records."""
     groups = by_model(having(records, rule=rule), NAMES)
     return [
         (Curve(NAMES[model], points_of([record.outcome[quantity] for record in seeds])), seeds)

@@ -1,7 +1,4 @@
-"""Attention profiles: where one block of attention, or of memories, looks, within its trained length and beyond.
-
-Memory Mosaics, figures 14 to 16: the profiles and a few numbers of them, and peaks against leaks.
-"""
+"""Attention profiles: where one block of attention, or of memories, looks, within its trained length and beyond."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -80,10 +80,7 @@ READERS: dict[str, Callable[[Any], QuestionFile]] = {"squad": _squad, "hotpotqa"
 
 
 def read_questions(kind: str, path: Path) -> QuestionFile:
-    """A file of one of `READERS`.
-
-    Raises `TesseraError`: the file is missing, or not of this form.
-    """
+    """A file of one of `READERS`. Raises `TesseraError` if it is missing, or not of this form."""
     text = "".join(text_of_file(path))
     try:
         file = READERS[kind](json.loads(text))

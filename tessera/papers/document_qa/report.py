@@ -1,7 +1,4 @@
-"""Document questions: trained on short samples, asked about longer ones, tuned at a long one, asked again.
-
-Accuracy by length after training and after tuning; the paper's numbers are of RULER's questions about documents.
-"""
+"""Document questions: trained on short samples, asked about longer ones, tuned at a long one, asked again."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +11,7 @@ from transformers import PreTrainedModel
 from tessera.models.sizes import num_parameters
 from tessera.papers.curves import doubling, draw_curve, panels, styles
 from tessera.papers.document_qa.task import FULL_WORDING, DocumentQA
-from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, RunSelection, seed_by_seed
+from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, seed_by_seed
 from tessera.papers.tables import (
     Curve,
     by_model,
@@ -53,8 +50,8 @@ TUNING_SEED = 500_000  # apart from the seeds of the training's steps
 V2_LEARNING_RATE, V2_SHARE_OF_STEPS = 1e-3, 0.15
 STAGES = {"training": "After training", "tuning": "After tuning"}
 OFF = {model: f"{NAMES[model]}, long-term memories off" for model in KERNELS}
-# Tables 3, 4 and 7 of Memory Mosaics v2: trained at 4k; then tuned at 32k; then with the long-term memories off. None:
-# the model fails.
+# Tables 3, 4 and 7 of Memory Mosaics v2, RULER's questions about documents: trained at 4k; then tuned at 32k; then with
+# the long-term memories off. None: the model fails.
 LENGTHS = ("4k", "8k", "16k", "32k", "64k")
 TUNED_V2, TUNED_V2_OFF = (58.9, 55.5, 54.9, 53.4, 46.4), (38.5, 22.2, 20.0, 20.2)
 PAPER: dict[str, dict[str, tuple[float | None, ...]]] = {
@@ -187,11 +184,7 @@ _SMOKE = replace(
 )  # fmt: skip
 BUDGETS = {"smoke": _SMOKE, "cpu": _CPU}
 SEEDS = {"smoke": 1, "cpu": 2}
-
-
-def plan(selection: RunSelection) -> list[Run]:
-    """Seed by seed, all models of a seed."""
-    return seed_by_seed(selection, BUDGETS, SEEDS, NAMES)
+plan = partial(seed_by_seed, budgets=BUDGETS, seeds=SEEDS, models=NAMES)
 
 
 def execute(run: Run, context: RunContext) -> dict[str, Any]:
@@ -296,5 +289,4 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
             axis.set_title(f"{title} at {trained:,} tokens")
 
 
-# Memory Mosaics v2, tables 3, 4 and 7 at small size.
 EXPERIMENT = Experiment(LIBRARY["document_qa"], DocumentSettings, plan, execute, tables, plot, tuple(NAMES))

@@ -1,7 +1,4 @@
-"""Induction: which models of one and two blocks say again what followed a trigger, and how soon they learn it.
-
-Memory Mosaics, section 3: one layer of memories is enough, a transformer needs two layers of attention.
-"""
+"""Induction: which models of one and two blocks say again what followed a trigger, and how soon they learn it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,4 @@
-"""Length generalisation: trained on up to 64 tokens, tested on up to 64 times as many, with every kernel.
-
-Ours beside the paper's, task by task, and where exact match is lost.
-"""
+"""Length generalisation: trained on up to 64 tokens, tested on up to 64 times as many, with every kernel."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -303,7 +300,7 @@ def half(means: Mapping[float, float]) -> str:
 
 
 def _sharper(records: EveryRecord) -> str:
-    """Scores at the longest length that still works, as trained and with sharper memories (see `run.sharper`)."""
+    """Scores at the longest length that still works, as trained and with sharper memories (see `sharper`)."""
     names, rows = ("exact_match", "token_accuracy", "first_symbol", "second_symbol"), []
     for (task, name), record in records:
         for factor, sharp in record.outcome.get("sharper", {}).items():
@@ -367,7 +364,6 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
             axis.set(ylim=(-0.03, 1.04), title=RULES[task], **labels)
 
 
-# Sparse Attention as Compact Kernel Regression, tables 2, 6 and 7; the transformer (rotary) is our addition.
 EXPERIMENT = Experiment(
     LIBRARY["length_generalization"], LengthSettings, plan, execute, tables, plot, MODELS, tuple(KERNELS)
 )

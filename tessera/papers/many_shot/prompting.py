@@ -112,10 +112,7 @@ class Answered(NamedTuple):
 def episode_answers(
     model: PreTrainedModel, episode: Episode, ask: Callable[[Example], list[Request]], batch_size: int
 ) -> list[Answered]:
-    """Of one context, query by query.
-
-    `ask(query)`: a request for each of the context's labels.
-    """
+    """Of one context, query by query. `ask(query)`: a request for each of the context's labels."""
     requests = [request for query in episode.queries for request in ask(query)]
     likelihoods = iter(continuation_likelihoods(model, requests, batch_size=batch_size))
     answers = []

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from tessera.evaluation.continuations import Request
 from tessera.models.sizes import num_parameters
 from tessera.papers.curves import doubling, draw_curve, panels, styles
-from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, RunSelection, seed_by_seed
+from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, seed_by_seed
 from tessera.papers.many_shot.prompting import episode_answers, over_contexts
 from tessera.papers.many_shot.prompts import DELIMITERS, STRATEGIES, Episode, Example
 from tessera.papers.many_shot.task import ManyShot
@@ -107,11 +107,7 @@ _SMOKE = replace(
 )  # fmt: skip
 BUDGETS = {"smoke": _SMOKE, "cpu": _CPU}
 SEEDS = {"smoke": 1, "cpu": 3}
-
-
-def plan(selection: RunSelection) -> list[Run]:
-    """Seed by seed, all models of a seed."""
-    return seed_by_seed(selection, BUDGETS, SEEDS, NAMES)
+plan = partial(seed_by_seed, budgets=BUDGETS, seeds=SEEDS, models=NAMES)
 
 
 def execute(run: Run, context: RunContext) -> dict[str, Any]:
@@ -130,8 +126,7 @@ def build(settings: ManyShotSettings) -> PreTrainedModel:
 
 
 def evaluate(model: PreTrainedModel, settings: ManyShotSettings, context: RunContext) -> dict[str, Any]:
-    """Shots -> strategy -> score -> mean, standard error over contexts, count: `exact_match` of the greedy label, and
-    `likeliest_label`, the most likely of the context's labels."""
+    """Shots -> strategy -> score (see `many_shot_scores`) -> mean, standard error over contexts, count."""
     scores: dict[str, Any] = {}
     for shots in settings.test_shots:
         for strategy in STRATEGIES:
@@ -253,5 +248,4 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
             axis.set(ylim=(0, 101), xlabel="shots (examples of each class)", ylabel="%", title=f"New classes: {title}")
 
 
-# Memory Mosaics v2, figures 4, 6 and 11 at small size: anonymous labels, models trained on episodes.
 EXPERIMENT = Experiment(LIBRARY["many_shot"], ManyShotSettings, plan, execute, tables, plot, tuple(NAMES))

@@ -1,8 +1,4 @@
-"""Out of distribution: models that were trained on stories read novels, or any text of the user's.
-
-Memory Mosaics, figure 8; Sparse Attention as Compact Kernel Regression, figure 5. Loss by position in bins and as
-curves, and the differences of models whose batches were the same.
-"""
+"""Out of distribution: models that were trained on stories read novels, or any text of the user's."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

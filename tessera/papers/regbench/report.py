@@ -166,6 +166,5 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
         loss_axis.set(xlabel="tokens read before", title=title)
 
 
-# Sparse Attention as Compact Kernel Regression, table 1; Memory Mosaics, figure 9 and table 3.
 ABOUT = LIBRARY["regbench"]
 EXPERIMENT = Experiment(ABOUT, RegBenchSettings, plan, execute, tables, plot, MODELS, tuple(kernel_names()), long=True)

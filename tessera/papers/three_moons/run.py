@@ -1,8 +1,4 @@
-"""Three moons (Memory Mosaics, section 5): one memory of all moons against one memory for each.
-
-The memories and how a budget trains them, and the continuation of a sequence from every context length at once, each as
-if nothing after it had been read.
-"""
+"""Three moons (Memory Mosaics, section 5): one memory of all moons against one memory for each."""
 
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -124,11 +120,8 @@ VARIANTS = {
 }
 # The others are there for who asks for them: what they answer is about training, not about memories.
 DEFAULT = ("three_heads", "one_head", "three_heads_identity", "one_head_identity", "repeat_last")
-
-
 _EVALUATION = Evaluation(512, 775, 25, TRIPLES)
 _FIT = FitOptions(500, 1e-2, 5e-6, warmup_ratio=0.0, decay="linear")
-# The first round is as published.
 CPU = MoonSettings(
     first_round=Round(64, 0, 0, _FIT, _EVALUATION),
     second_round=Round(8, 200, 500, replace(_FIT, steps=300, learning_rate=5e-2), replace(_EVALUATION, sequences=64)),
