@@ -59,7 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _print(runs: list[dict[str, Any]]) -> None:
     from tessera.evaluation.display import print_table
-    from tessera.papers.tables import mean_of, with_error
+    from tessera.papers.records import mean_of
+    from tessera.papers.tables import with_error
     from tessera.tools.sweep import best, over_seeds
 
     are_questions = any(run["validation_exact_match"] is not None for run in runs)

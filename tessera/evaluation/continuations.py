@@ -1,8 +1,4 @@
-"""How likely a model finds given continuations of given contexts; what contexts share is read once.
-
-The contexts form a tree (`prefix_tree`). Each shared prefix is read once, its state forked for what follows, and the
-rests are read in batches, padded on the right. Long texts are read in pieces, so that not all logits are held at once.
-"""
+"""How likely a model finds given continuations of given contexts; what contexts share is read once (`prefix_tree`)."""
 
 import inspect
 import itertools
@@ -20,6 +16,13 @@ from tessera.base.errors import expect
 from tessera.models.carried_state import last_logits, reads_on
 from tessera.models.causality import evaluating
 from tessera.models.forking import fork, state_bytes
+
+LOGITS_AT_ONCE = 1 << 29
+LEAST_PIECE, LARGEST_PIECE = 64, 4096  # tokens read at once
+FORKED_BYTES = 4 << 30
+# A call on a GPU takes as long as some hundred tokens of its own: shorter prefixes are read in batches instead.
+WORTH_SHARING = {"cpu": 16}
+WORTH_SHARING_ON_ACCELERATORS = 512
 
 
 @dataclass
@@ -72,14 +75,6 @@ def _common(first: Sequence[int], second: Sequence[int]) -> int:
     """How many tokens two sequences share at their beginning."""
     shared = itertools.takewhile(lambda tokens: tokens[0] == tokens[1], zip(first, second))
     return sum(1 for _ in shared)
-
-
-LOGITS_AT_ONCE = 1 << 29
-LEAST_PIECE, LARGEST_PIECE = 64, 4096  # tokens read at once
-FORKED_BYTES = 4 << 30
-# A call on a GPU takes as long as some hundred tokens of its own: shorter prefixes are read in batches instead.
-WORTH_SHARING = {"cpu": 16}
-WORTH_SHARING_ON_ACCELERATORS = 512
 
 
 class Request(NamedTuple):
@@ -187,7 +182,7 @@ def _batches(
 
 
 class Reader:
-    """Reads token ids with a model, in pieces if the model can go on from a state.
+    """Reads token ids with a model, in pieces if it can go on from a state: so not all logits are held at once.
 
     Attributes:
         continues: whether it can, so that reading in parts equals reading at once.

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
+Report = dict[str, Any]
 COLOURS = ("#c2410c", "#1d4ed8", "#15803d", "#7e22ce", "#334155", "#ca8a04", "#db2777", "#0891b2")
 LINES = ("solid", "dashed", "dotted", "dashdot")  # one for each round of the colours
 MADE_BY = "Tessera figure"  # in the metadata of every figure, so that it may be replaced
+LONGEST = 40  # characters of a name in a table
 
 
 def training_curves(path: Path, runs: Mapping[str, Sequence[Mapping[str, Any]]], title: str = "") -> None:
@@ -138,10 +139,6 @@ def save_figure(figure: "Figure", path: Path) -> None:
         write_atomically(path, lambda temporary: figure.savefig(temporary, format=kind, metadata=metadata))
 
 
-Report = dict[str, Any]
-LONGEST = 40  # characters of a name in a table
-
-
 def short_names(folders: Sequence[str]) -> list[str]:
     """The last parts of folders' names, as many as tell them apart; of long ones, what differs.
 
@@ -236,9 +233,8 @@ def print_harness_reports(reports: Sequence[Report]) -> None:
                 error = values.get(f"{metric}_stderr,{filtered}", "")
                 shots = report["n-shot"].get(task, "")
                 names.append(task)
-                rows.append(
-                    (metric, _number(value), _number(error), str(shots), "" if filtered == "none" else filtered)
-                )
+                shown = "" if filtered == "none" else filtered
+                rows.append((metric, _number(value), _number(error), str(shots), shown))
         print_table(("metric", "value", "standard error", "shots", "filter"), names, rows)
 
 

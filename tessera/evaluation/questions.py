@@ -1,7 +1,6 @@
 """Questions asked of a model after it read a text: the loss of the answers, and which are right.
 
 A model reads each context once to answer the questions about it: its state is a value that every question starts from.
-For the loss of its answers, a model that does not read in segments reads all questions of a context in one row.
 """
 
 from typing import Any

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tessera.papers.tables import mean_of
+from tessera.papers.records import mean_of
 from tessera.tasks.task import Estimate
 
 # Of matplotlib, which takes half a second to import, and most commands draw nothing.

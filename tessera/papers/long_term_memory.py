@@ -13,8 +13,9 @@ import torch
 from tessera.papers.document_qa import report as document_qa
 from tessera.papers.document_qa.report import NAMES
 from tessera.papers.many_shot import report as many_shot
+from tessera.papers.records import Curve
 from tessera.papers.results import ResultsFile
-from tessera.papers.tables import Curve, markdown, percent, with_error
+from tessera.papers.tables import markdown, percent, with_error
 from tessera.tasks.task import estimate
 
 STORIES = Path("v2") / "stories.json"

@@ -1,92 +1,14 @@
-"""What tables are made of: records in groups, means over seeds with standard errors, Markdown."""
+"""Tables in Markdown: cells, quantities by length, trainings, settings here and in the paper."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import reduce
-from operator import getitem
-from typing import Any, NamedTuple, TypeVar, cast
-
-import torch
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from tessera.papers.experiment import Record
-from tessera.tasks.task import Estimate, estimate
+from tessera.papers.records import Curve, as_cell, by_model, spread
+from tessera.tasks.task import Estimate
 
-Group = TypeVar("Group")
 # Heading -> (what a setting is here, the paper's value); see `settings_of`.
 SettingsRows = Mapping[str, tuple[str | Callable[[list[Record]], Any], Any]]
-
-
-class Curve(NamedTuple):
-    """A row of a table and a line of a figure: a quantity by length, over seeds. `notes`: cells after the label."""
-
-    label: str
-    points: Mapping[float, Estimate]
-    notes: tuple[object, ...] = ()
-
-
-def having(records: Mapping[str, Record], **settings: Any) -> dict[str, Record]:
-    """The records whose configurations have these `settings`."""
-    return {
-        key: record
-        for key, record in records.items()
-        if all(getattr(record.configuration, name) == value for name, value in settings.items())
-    }
-
-
-def grouped(
-    records: Mapping[str, Record], group: Callable[[Any], Group], order: Iterable[Group] = ()
-) -> dict[Group, list[Record]]:
-    """The records whose configurations have the same `group`, by seed; groups in `order`, others after those."""
-    groups: dict[Group, list[Record]] = {key: [] for key in order}
-    for record in sorted(records.values(), key=lambda record: record.configuration.seed):
-        groups.setdefault(group(record.configuration), []).append(record)
-    return {key: seeds for key, seeds in groups.items() if seeds}
-
-
-def by_model(records: Mapping[str, Record], order: Iterable[str]) -> dict[str, list[Record]]:
-    """The records of each model's seeds, models in `order`."""
-    return grouped(records, lambda settings: settings.model, order)
-
-
-def over_seeds(values: Sequence[Sequence[float]]) -> Estimate:
-    """Of each seed's (mean, standard error over examples, ...) the mean and its standard error over seeds.
-
-    A single seed keeps its standard error over examples.
-    """
-    if len(values) == 1:
-        mean, error = values[0][:2]
-        return Estimate(mean, error, 1)
-    return mean_of([value[0] for value in values])
-
-
-def mean_of(values: Sequence[float]) -> Estimate:
-    """The mean of numbers and its standard error; the error is not a number for a single one."""
-    return estimate(torch.tensor(values, dtype=torch.float64))
-
-
-def score(seeds: Sequence[Record], *keys: str) -> Estimate:
-    """`over_seeds` of what the outcomes have under these keys, each inside the one before."""
-    return over_seeds([reduce(getitem, keys, cast(Any, record.outcome)) for record in seeds])
-
-
-def difference(ours: Sequence[Record], theirs: Sequence[Record], value: Callable[[Record], float]) -> Estimate | None:
-    """The mean of our `value` minus theirs over the seeds of both, which read the same batches; None without any."""
-    others = {record.configuration.seed: record for record in theirs}
-    pairs = [(record, others[seed]) for record in ours if (seed := record.configuration.seed) in others]
-    return mean_of([value(our) - value(their) for our, their in pairs]) if pairs else None
-
-
-def points_of(seeds: Sequence[Mapping[str, Sequence[float]]]) -> dict[float, Estimate]:
-    """`over_seeds` at each length that some seed has, shortest first; `seeds` map lengths, as JSON has them, to scores.
-
-    >>> points_of([{"64": (0.5, 0.1), "8": (1.0, 0.0)}])
-    {8: Estimate(mean=1.0, standard_error=0.0, count=1), 64: Estimate(mean=0.5, standard_error=0.1, count=1)}
-    """
-    lengths = {length for scores in seeds for length in scores}
-    numbers = {float(length): length for length in lengths}
-    return {
-        int(number) if number.is_integer() else number: over_seeds([s[length] for s in seeds if length in s])
-        for number, length in sorted(numbers.items())
-    }
 
 
 def with_error(value: Estimate | None, form: str = ".2f") -> str:
@@ -103,9 +25,7 @@ def with_error(value: Estimate | None, form: str = ".2f") -> str:
 
 def percent(value: Estimate | None) -> str:
     """A cell: mean and standard error of a share in percent."""
-    if value is None:
-        return ""
-    return with_error(Estimate(100 * value.mean, 100 * value.standard_error, value.count), ".1f")
+    return with_error(value and Estimate(100 * value.mean, 100 * value.standard_error, value.count), ".1f")
 
 
 def markdown(headings: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
@@ -155,7 +75,7 @@ def trainings_table(
 
 def settings_table(rows: Mapping[str, tuple[Any, Any]]) -> str:
     """What each setting is here, beside the paper's (`-` where one of them says nothing)."""
-    cells = [[heading, _cell(ours), _cell(paper)] for heading, (ours, paper) in rows.items()]
+    cells = [[heading, as_cell(ours), as_cell(paper)] for heading, (ours, paper) in rows.items()]
     return markdown(["setting", "here", "paper"], cells)
 
 
@@ -168,36 +88,12 @@ def settings_of(records: Iterable[Record], rows: SettingsRows) -> str:
     known = list(records)
 
     def ours(here: str | Callable[[list[Record]], Any]) -> Any:
-        return here(known) if callable(here) else spread(_found(known, here.split(".")))
+        return here(known) if callable(here) else spread(_setting(record.configuration, here) for record in known)
 
     return settings_table({heading: (ours(here), paper) for heading, (here, paper) in rows.items()}) if known else ""
 
 
-def num_seeds(records: Iterable[Record]) -> int:
-    """How many seeds there are, for `settings_of`."""
-    return len({record.configuration.seed for record in records})
-
-
-def _found(records: Iterable[Record], path: Sequence[str]) -> Iterator[Any]:
-    for record in records:
-        value = record.configuration
-        for name in path:
-            value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
-        if value is not None:
-            yield value
-
-
-def spread(values: Iterable[Any]) -> Any:
-    """One setting over several runs: the value, or the smallest and the largest; None for no run."""
-    distinct = sorted(set(values))
-    if len(distinct) < 2:
-        return distinct[0] if distinct else None
-    return f"{_cell(distinct[0])} to {_cell(distinct[-1])}"
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return f"{value:,}" if isinstance(value, int) else f"{value:g}"
-    return str(value)
+def _setting(value: Any, path: str) -> Any:
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+    return value

@@ -13,8 +13,8 @@ from tessera.papers.experiment import EXPERIMENTS, Record, RunSelection
 from tessera.papers.language_modeling.report import by_row, loss, tables
 from tessera.papers.language_modeling.run import MAIN, POSITIONS, RATES, SEARCH
 from tessera.papers.out_of_distribution import report as other_text
+from tessera.papers.records import difference
 from tessera.papers.results import ResultsFile
-from tessera.papers.tables import difference
 
 RESULTS = Path(__file__).parents[2] / "results"
 LANGUAGE, OTHER = EXPERIMENTS["language_modeling"], EXPERIMENTS["out_of_distribution"]

@@ -5,18 +5,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from tessera.papers.experiment import Record
-from tessera.papers.tables import (
-    Curve,
-    curves_table,
-    difference,
-    grouped,
-    num_seeds,
-    percent,
-    points_of,
-    score,
-    settings_of,
-    with_error,
-)
+from tessera.papers.records import Curve, difference, grouped, having, num_seeds, points_of, score
+from tessera.papers.tables import curves_table, percent, settings_of, with_error
 from tessera.tasks.task import Estimate
 
 
@@ -41,6 +31,11 @@ def test_records_are_grouped_in_the_order_that_is_given_and_by_seed():
         "a": [0, 1],
     }
     assert list(groups) == ["b", "a"]
+
+
+def test_records_that_have_some_settings():
+    assert list(having(RECORDS, model="a")) == ["y", "z"]
+    assert list(having(RECORDS, model="a", seed=0)) == ["z"]
 
 
 def test_settings_are_paths_or_functions_and_none_where_no_record_has_one():

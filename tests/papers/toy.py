@@ -8,7 +8,8 @@ from torch import nn
 from tessera.base.errors import TesseraError
 from tessera.papers.curves import draw_curve, panels
 from tessera.papers.experiment import About, Experiment, Run
-from tessera.papers.tables import grouped, markdown, mean_of, with_error
+from tessera.papers.records import grouped, mean_of
+from tessera.papers.tables import markdown, with_error
 from tessera.training.fit import FitOptions, fit
 
 EXECUTED, FAILING = [], set()  # keys of runs

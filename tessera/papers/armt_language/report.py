@@ -22,17 +22,8 @@ from tessera.models.sizes import num_parameters
 from tessera.papers.curves import panels
 from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, RunSelection
 from tessera.papers.recipe_settings import trained
-from tessera.papers.tables import (
-    SettingsRows,
-    grouped,
-    markdown,
-    num_seeds,
-    over_seeds,
-    settings_of,
-    spread,
-    stages_table,
-    with_error,
-)
+from tessera.papers.records import grouped, num_seeds, over_seeds, spread
+from tessera.papers.tables import SettingsRows, markdown, settings_of, stages_table, with_error
 from tessera.recipes.sections import Recipe
 from tessera.tasks.task import Estimate, estimate
 from tessera.training.corpus import open_corpus
@@ -227,10 +218,7 @@ class SegmentsAlone(nn.Module):
 
 
 def bits_by_segment(model: nn.Module, windows: ValidationWindows, segment: int) -> list[list[float]]:
-    """Bits per byte of each segment (a list) of each text (a list of these).
-
-    A segment's first token is predicted from the last position before it, but the text's first token by nothing.
-    """
+    """Bits per byte of each segment (a list) of each text (a list of these), whose first token nothing predicts."""
     rows = []
     for number in range(len(windows)):
         losses = loss_by_position(model, [windows[number]], 1)
@@ -277,10 +265,7 @@ def by_segment(seeds: Mapping[int, Tensor]) -> list[float]:
 
 
 def difference(seeds: Mapping[int, Tensor], others: Mapping[int, Tensor], part: slice) -> Estimate | None:
-    """Mean over the segments of `part`, minus that of others on the same texts, over the seeds of both.
-
-    The standard error is that over texts for one seed.
-    """
+    """Mean over the segments of `part`, minus that of others on the same texts, over the seeds of both."""
     both = [seed for seed in seeds if seed in others]
     return over_seeds([estimate((seeds[seed] - others[seed])[:, part].mean(1)) for seed in both]) if both else None
 

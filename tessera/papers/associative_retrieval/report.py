@@ -1,7 +1,4 @@
-"""Associative retrieval, trained by a curriculum and measured far past its trained length (ARMT, section 3).
-
-Exact match and capacity by number of pairs, norms of memories; the paper's figures are curves without numbers.
-"""
+"""Associative retrieval, trained by a curriculum and measured far past its trained length (ARMT, section 3)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,21 +20,8 @@ from tessera.models.small_models import ModelSize, build_small_model
 from tessera.papers.associative_retrieval.task import RULES, AssociativeRetrieval, capacity, capacity_error
 from tessera.papers.curves import draw_curve, panels, styles
 from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, RunSelection
-from tessera.papers.tables import (
-    Curve,
-    SettingsRows,
-    by_model,
-    curves_table,
-    having,
-    markdown,
-    num_seeds,
-    percent,
-    points_of,
-    settings_of,
-    spread,
-    stages_table,
-    with_error,
-)
+from tessera.papers.records import Curve, by_model, having, num_seeds, points_of, spread
+from tessera.papers.tables import SettingsRows, curves_table, markdown, percent, settings_of, stages_table, with_error
 from tessera.recipes.sections import Curriculum, Stage
 from tessera.tasks.task import Estimate, estimate, generator_of
 from tessera.training.fit import FitOptions, train_stages
@@ -67,7 +51,7 @@ BY_PAIRS: dict[str, tuple[str, str, Callable[[Estimate], str]]] = {
     "Remember, exact match in per cent": ("remember", "exact_match", percent),
     "Remember, estimated pairs in memory": ("remember", "capacity", partial(with_error, form=".1f")),
 }
-# Rule, quantity, label of the axis, title.
+# Rule, quantity, label of the axis, title. The paper's figures are curves without numbers.
 PANELS = (
     ("rewrite", "exact_match", "exact match", "Rewrite: latest value of a key\nup to 10 x the trained length"),
     ("remember", "exact_match", "exact match", "Remember: one value per key"),

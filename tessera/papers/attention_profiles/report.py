@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,8 @@ from tessera.papers.curves import Axes, new_figure
 from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, RunSelection
 from tessera.papers.language_modeling.run import POSITIONS
 from tessera.papers.recipe_settings import RecipeSettings, overrides_of, recipe_mapping, trained
-from tessera.papers.tables import SettingsRows, by_model, markdown, mean_of, settings_of, with_error
+from tessera.papers.records import by_model, mean_of
+from tessera.papers.tables import SettingsRows, markdown, settings_of, with_error
 from tessera.training.corpus import open_corpus
 from tessera.training.loop import Report, unreported
 
@@ -81,15 +83,13 @@ class ProfileSettings(RecipeSettings):
 
 def plan(selection: RunSelection) -> list[Run]:
     """Every model, seed by seed."""
-    budget = selection.budget
-    runs = []
-    for seed in range(selection.seeds or SEEDS[budget]):
-        for model in selection.models or MODELS:
-            name, own = "demo-mosaic", f"model.num_persistent_slots={SLOTS[budget]}"
-            if model in POSITIONS:
-                name, own = "demo-transformer", f"model.positions={POSITIONS[model]}"
-            recipe = recipe_mapping(name, [*overrides_of(OVERRIDES[budget]), own, "model.num_layers=1", f"seed={seed}"])
-            runs.append(Run(f"{model}/seed {seed}", ProfileSettings(model, recipe, (1, 3), SEQUENCES[budget])))
+    budget, runs = selection.budget, []
+    for seed, model in product(range(selection.seeds or SEEDS[budget]), selection.models or MODELS):
+        name, own = "demo-mosaic", f"model.num_persistent_slots={SLOTS[budget]}"
+        if model in POSITIONS:
+            name, own = "demo-transformer", f"model.positions={POSITIONS[model]}"
+        recipe = recipe_mapping(name, [*overrides_of(OVERRIDES[budget]), own, "model.num_layers=1", f"seed={seed}"])
+        runs.append(Run(f"{model}/seed {seed}", ProfileSettings(model, recipe, (1, 3), SEQUENCES[budget])))
     return runs
 
 

@@ -8,19 +8,8 @@ from tessera.papers.babilong import run as babilong
 from tessera.papers.babilong.run import LAST_SEGMENT, MODELS, SHUT, THRESHOLD, UNSEEN, WHOLE_UNSEEN
 from tessera.papers.curves import draw_curve, panels, styles
 from tessera.papers.experiment import LIBRARY, PAPER_KERNELS, Experiment, Record
-from tessera.papers.tables import (
-    Curve,
-    SettingsRows,
-    by_model,
-    curves_table,
-    having,
-    markdown,
-    num_seeds,
-    points_of,
-    settings_of,
-    spread,
-    stages_table,
-)
+from tessera.papers.records import Curve, by_model, having, num_seeds, points_of, spread
+from tessera.papers.tables import SettingsRows, curves_table, markdown, settings_of, stages_table
 
 TOKENS = {"64k": 64_000, "128k": 128_000, "500k": 500_000, "1M": 1_000_000, "10M": 10_000_000, "50M": 50_000_000}
 EXACT_MATCH = {
@@ -169,7 +158,6 @@ def _bases(records: Iterable[Record]) -> list[str]:
     return sorted({section.get("base", section)["type"] for section in sections})
 
 
-# ARMT around several bases, its relatives, and models that read the whole text or the last segment alone.
 EXPERIMENT = Experiment(
     LIBRARY["babilong"], babilong.BabilongSettings, babilong.plan, babilong.execute, tables, plot, tuple(MODELS)
 )

@@ -64,8 +64,6 @@ MOSAIC_V2 = {
 # Of width 120, so that ARMT has as many parameters as around a mosaic.
 V2_BASE = {**MOSAIC_V2, "num_layers": 2, "hidden_size": 120, "intermediate_size": 120, "initializer_range": 120**-0.5}
 TRANSFORMER = {"type": "transformer", "positions": "rope", "hidden_size": 128, "num_layers": 4, "num_heads": 4}
-
-
 AS_RECIPE = "as the recipe"
 AROUND = "ARMT around a Memory Mosaic"
 CHAINED = ("qa2", "qa3")  # with four layers, a context takes twice the time
@@ -103,9 +101,9 @@ class Model(NamedTuple):
     test_tokens: int | None = None
 
 
-LONG = {"qa1": SHIPPED / "armt-babilong-qa1-long.yaml"} | {
-    kind: RECIPES / f"{kind}-long.yaml" for kind in ("qa2", "qa3", "qa4", "qa5")
-}
+OTHER_KINDS = ("qa2", "qa3", "qa4", "qa5")
+LONG = {"qa1": SHIPPED / "armt-babilong-qa1-long.yaml"} | {kind: RECIPES / f"{kind}-long.yaml" for kind in OTHER_KINDS}
+WHOLE = {"qa1": QA1} | {kind: RECIPES / f"{kind}-whole.yaml" for kind in OTHER_KINDS}
 
 
 def on_unseen_books(name: str, model: dict[str, Any]) -> Model:
@@ -114,7 +112,7 @@ def on_unseen_books(name: str, model: dict[str, Any]) -> Model:
         f"{name}, whole text (unseen books)",
         model,
         1.5,
-        recipes={"qa1": QA1} | {kind: RECIPES / f"{kind}-whole.yaml" for kind in ("qa2", "qa3", "qa4", "qa5")},
+        recipes=WHOLE,
         first_seed=31,
         test_noise="test_books",
         longest_whole_text=1024,

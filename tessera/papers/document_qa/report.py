@@ -12,16 +12,8 @@ from tessera.models.sizes import num_parameters
 from tessera.papers.curves import doubling, draw_curve, panels, styles
 from tessera.papers.document_qa.task import FULL_WORDING, DocumentQA
 from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, seed_by_seed
-from tessera.papers.tables import (
-    Curve,
-    by_model,
-    curves_table,
-    markdown,
-    points_of,
-    settings_table,
-    spread,
-    trainings_table,
-)
+from tessera.papers.records import Curve, by_model, points_of, spread
+from tessera.papers.tables import curves_table, markdown, settings_table, trainings_table
 from tessera.papers.task_stage import (
     EarlyStage,
     TaskStage,

@@ -13,7 +13,8 @@ from tessera.models.sizes import num_parameters
 from tessera.papers.curves import draw_learning, panels
 from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, RunSelection
 from tessera.papers.induction.task import Induction
-from tessera.papers.tables import SettingsRows, by_model, markdown, score, settings_of, with_error
+from tessera.papers.records import by_model, score
+from tessera.papers.tables import SettingsRows, markdown, settings_of, with_error
 from tessera.papers.task_stage import TaskStage, small_model, train_stages
 from tessera.tasks.task import TokenExamples, estimate
 from tessera.training.fit import FitOptions

@@ -9,18 +9,8 @@ from tessera.papers.curves import Axes, doubling, draw_curve, panels, styles
 from tessera.papers.experiment import LIBRARY, Experiment, Record
 from tessera.papers.language_modeling import run as language
 from tessera.papers.language_modeling.run import MAIN_NAMES, MOSAIC, NAMES, OTHER_KERNELS, V2, V2_KERNELS, blocks
-from tessera.papers.tables import (
-    SettingsRows,
-    difference,
-    grouped,
-    having,
-    markdown,
-    mean_of,
-    num_seeds,
-    settings_of,
-    spread,
-    with_error,
-)
+from tessera.papers.records import difference, grouped, having, mean_of, num_seeds, spread
+from tessera.papers.tables import SettingsRows, markdown, settings_of, with_error
 
 COLORS = dict(zip((*MAIN_NAMES, V2), ("#c2410c", "#1d4ed8", "#15803d", "#a16207", "#7c3aed")))
 # Here, and in both papers; of the second (table 3), those of one and eight blocks.

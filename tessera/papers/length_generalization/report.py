@@ -13,7 +13,8 @@ from tessera.models.sizes import num_parameters
 from tessera.papers.curves import doubling, draw_curve, panels, styles
 from tessera.papers.experiment import LIBRARY, PAPER_KERNELS, Experiment, Record, Run, RunContext, RunSelection
 from tessera.papers.length_generalization.task import MultiQueryRecall, Reverse, Sort, SourceTargetTask
-from tessera.papers.tables import grouped, markdown, over_seeds, points_of, with_error
+from tessera.papers.records import grouped, over_seeds, points_of
+from tessera.papers.tables import markdown, with_error
 from tessera.papers.task_stage import TaskStage, held_out_scores, small_model, train_stages
 from tessera.tasks.task import TASKS
 from tessera.training.fit import FitOptions
@@ -60,6 +61,9 @@ PAPER_SETTINGS = {
     "reverse": (4, 512, 8, 2688, "117,187", 256, 0.001, "32 to 64", 32, "-", 64),
     "sort": (2, 512, 8, 2688, "156,250", 256, 0.001, "32 to 64", 32, "-", 64),
 }
+# Of each seed, length factor (as JSON has it) -> exact match: mean, standard error, count.
+ExactMatch = Sequence[Mapping[str, Sequence[float]]]
+EveryRecord = Sequence[tuple[tuple[str, str], Record]]  # task and name of its row
 Rows = dict[str, tuple[tuple[float | None, ...], ...]]
 # Tables 2 and 7: exact match on MQMTAR, reverse and sort, mean over three seeds. None: not to be read from the table.
 MEAN: Rows = {
@@ -226,11 +230,6 @@ def sharper(model: nn.Module, settings: LengthSettings, scores: dict[str, Any], 
         bandwidth: Any = memory.bandwidth
         bandwidth.scale = SHARPER
     return {"sharper": {f"{alive[-1]:g}": evaluate(model, settings, alive[-1], device)}}
-
-
-# Of each seed, length factor (as JSON has it) -> exact match: mean, standard error, count.
-ExactMatch = Sequence[Mapping[str, Sequence[float]]]
-EveryRecord = Sequence[tuple[tuple[str, str], Record]]  # task and name of its row
 
 
 def _rows(records: Mapping[str, Record]) -> dict[tuple[str, str], list[Record]]:

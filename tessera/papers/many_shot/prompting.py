@@ -13,7 +13,7 @@ from tessera.base.errors import expect
 from tessera.evaluation.continuations import Request, continuation_likelihoods
 from tessera.models.transformer import context_limit
 from tessera.papers.many_shot.prompts import DELIMITERS, STRATEGIES, Episode, Example, Template, draw_episode
-from tessera.papers.tables import mean_of
+from tessera.papers.records import mean_of
 from tessera.tasks.task import Estimate
 
 

@@ -75,8 +75,7 @@ def _goemotions(path: Path, text: str) -> list[Example]:
     return examples
 
 
-Reader = Callable[[Path, str], list[Example]]
-READERS: dict[str, Reader] = {"banking77": _banking77, "goemotions": _goemotions}
+READERS: dict[str, Callable[[Path, str], list[Example]]] = {"banking77": _banking77, "goemotions": _goemotions}
 
 
 def by_label(examples: list[Example]) -> dict[str, list[Example]]:

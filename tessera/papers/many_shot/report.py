@@ -1,7 +1,4 @@
-"""Many-shot classification: trained on some classes, tested on others, with up to four times the shots.
-
-Accuracy by shots, the lead over the twin, all prompt strategies; the paper's figures are curves without numbers.
-"""
+"""Many-shot classification: trained on some classes, tested on others, with up to four times the shots."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,20 +15,12 @@ from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunConte
 from tessera.papers.many_shot.prompting import episode_answers, over_contexts
 from tessera.papers.many_shot.prompts import DELIMITERS, STRATEGIES, Episode, Example
 from tessera.papers.many_shot.task import ManyShot
-from tessera.papers.tables import (
-    Curve,
-    by_model,
-    curves_table,
-    markdown,
-    points_of,
-    settings_table,
-    spread,
-    trainings_table,
-)
+from tessera.papers.records import Curve, by_model, points_of, spread
+from tessera.papers.tables import curves_table, markdown, settings_table, trainings_table
 from tessera.papers.task_stage import TEST_SEED, EarlyStage, TaskStage, scores_of_memories, small_model, train_stages
 from tessera.training.fit import FitOptions
 
-# Names of rows, in the order of tables and figures.
+# Names of rows, in the order of tables and figures. The paper's figures are curves without numbers.
 NAMES = {"mosaic_v2": "Memory Mosaic v2", "mosaic": "Memory Mosaic v1", "llama": "Llama twin"}
 WITHOUT_LONG_TERM = "Memory Mosaic v2, long-term memories off"
 SCORES = {"exact_match": "exact match", "likeliest_label": "likeliest label"}

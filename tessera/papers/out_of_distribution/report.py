@@ -17,7 +17,8 @@ from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunConte
 from tessera.papers.language_modeling import run as language
 from tessera.papers.language_modeling.report import Row, Rows
 from tessera.papers.language_modeling.run import MAIN_NAMES, MOSAIC, NAMES, POSITIONS
-from tessera.papers.tables import difference, grouped, markdown, mean_of, with_error
+from tessera.papers.records import difference, grouped, mean_of
+from tessera.papers.tables import markdown, with_error
 
 NOVELS = "novels"
 SEQUENCES = {"smoke": 4, "cpu": 256}

@@ -76,9 +76,8 @@ class AnsweredQuestion(NamedTuple):
     @property
     def is_right(self) -> bool:
         """Whether the answer is the word, or that the books do not say it."""
-        if self.hidden.word is None:
-            return not self.answer.is_in_text
-        return self.answer.is_in_text and self.answer.text == self.hidden.word
+        said = self.answer.text if self.answer.is_in_text else None
+        return said == self.hidden.word
 
     @property
     def source(self) -> str | None:

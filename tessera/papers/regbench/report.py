@@ -8,8 +8,9 @@ from statistics import fmean
 from tessera.kernels import kernel_names
 from tessera.papers.curves import draw_curve, panels, styles
 from tessera.papers.experiment import LIBRARY, PAPER_KERNELS, Experiment, Record
+from tessera.papers.records import grouped, score, spread
 from tessera.papers.regbench.run import LOSS_BLOCK, MODELS, NGRAM, RegBenchSettings, execute, plan
-from tessera.papers.tables import SettingsRows, grouped, markdown, score, settings_of, spread, with_error
+from tessera.papers.tables import SettingsRows, markdown, settings_of, with_error
 
 KERNELS = "gaussian gaussian_knn uniform_knn normalized_relu relumax sparsemax biweight triweight".split()
 # Names of rows, in the order of tables and figures; the last ones are not in the papers' tables.

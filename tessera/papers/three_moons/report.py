@@ -11,7 +11,8 @@ from torch import Tensor
 
 from tessera.papers.curves import new_figure
 from tessera.papers.experiment import LIBRARY, Experiment, Record
-from tessera.papers.tables import SettingsRows, markdown, mean_of, settings_of, with_error
+from tessera.papers.records import mean_of
+from tessera.papers.tables import SettingsRows, markdown, settings_of, with_error
 from tessera.papers.three_moons.run import INVERSE_BANDWIDTH, TRIPLES, VARIANTS, MoonSettings, execute, plan
 from tessera.papers.three_moons.task import MEAN_MODULUS, common_period, in_observations
 
@@ -200,10 +201,7 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
 
 
 def _draw_errors(axis, records: Mapping[str, Record], name: str, triple: str) -> None:
-    """Deviation of the continuation against the number of observations before it; entry c - 1 of a curve is for c.
-
-    Black lines: the moons' periods p1, p2, p3. Red line: their common period.
-    """
+    """Deviation of the continuation against the number of observations before it; vertical lines are periods."""
     for index, (part, title) in enumerate(ROUNDS.items()):
         curves = _curves(records, name, part, triple)
         for number, curve in enumerate(curves):
