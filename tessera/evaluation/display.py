@@ -89,9 +89,9 @@ def moving_average(curve: np.ndarray, decay: float) -> np.ndarray:
     Positions that are NaN are left out of both sums. The division keeps the first positions unbiased.
     """
     kept = np.isfinite(curve)
-    values, weights = np.where(kept, curve, 0.0), kept.astype(float)
-    sums = [np.array([*accumulate(part, lambda total, value: decay * total + value)]) for part in (values, weights)]
-    return np.divide(*sums, out=np.full(len(curve), np.nan), where=sums[1] > 0)
+    parts = (np.where(kept, curve, 0.0), kept.astype(float))
+    total, weight = (np.array([*accumulate(part, lambda total, value: decay * total + value)]) for part in parts)
+    return np.divide(total, weight, out=np.full(len(curve), np.nan), where=weight > 0)
 
 
 def binned(curve: np.ndarray, per_octave: int = 8) -> tuple[np.ndarray, np.ndarray]:
