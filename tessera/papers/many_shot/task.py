@@ -81,8 +81,8 @@ class ManyShot(Task):
             prompts.draw_episode, shown, asked, shots=self.shots, order=self.order, anonymous=True, random=random,
             num_queries=num_queries, distinct=self.distinct,
         )  # fmt: skip
-        numbers = (random.randint(self._fewest_classes, self.num_classes) for _ in range(count))
-        return [draw(random.sample(names, number)) for number in numbers]
+        fewest, most = self._fewest_classes, self.num_classes
+        return [draw(random.sample(names, random.randint(fewest, most))) for _ in range(count)]
 
     def sample(self, count: int, seed: int, split: str = "train") -> TokenExamples:
         """`count` contexts in a row each, the query's label last, then padding."""
