@@ -135,7 +135,8 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
         for axis in axes:
             axis.set(xscale="log", xlim=(80, 1e8), ylim=(-0.02, 1.04), xlabel="tokens", ylabel="exact match")
             if axis.has_data():
-                axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=8, frameon=False)
+                columns = 1 if len(axis.get_legend_handles_labels()[1]) <= 3 else 2
+                axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns, fontsize=7, frameon=False)
 
 
 def _curves(records: Mapping[str, Record], kind: str) -> dict[str, Curve]:
