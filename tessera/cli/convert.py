@@ -1,8 +1,9 @@
 """Rebuild a published checkpoint as a model of this library, or make one model of a checkpoint in parts.
 
 The checkpoint is a .safetensors file, or a PyTorch file (.pt, .pth, .bin, .ckpt) that is read with weights_only: code
-in it is never run. Of a run that was trained with training.shard (or one of its checkpoints), the parts that the
-processes wrote are merged. The result is a folder that from_pretrained, generate and eval read.
+in it is never run; or the index (.index.json) of several such files. Of a run that was trained with training.shard (or
+one of its checkpoints), the parts that the processes wrote are merged. The result is a folder that from_pretrained,
+generate and eval read.
 """
 
 import argparse

@@ -54,9 +54,7 @@ def read_checkpoint(path: Path) -> tuple[dict, dict | None]:
     if not path.is_file():
         raise TesseraError(f"{path}: no such file.")
     try:
-        content: dict[str, Any] = (
-            load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-        )
+        content = _content(path)
     except pickle.UnpicklingError:
         raise TesseraError(
             f"{path}: it is no file of weights, or holds Python objects, which are never unpickled here. "
@@ -79,6 +77,14 @@ def read_checkpoint(path: Path) -> tuple[dict, dict | None]:
         raise TesseraError(f"{path}: it holds no tensors.")
     expect(len(plain) == len(tensors), str(path), "names", "be different", 'the same with and without "param/"')
     return plain, constructor
+
+
+def _content(path: Path) -> Any:
+    """What a file of weights holds; the index of several files: all of their tensors."""
+    if path.name.endswith(".index.json"):
+        files = sorted({Path(name).name for name in json.loads(path.read_text())["weight_map"].values()})
+        return {name: tensor for file in files for name, tensor in _content(path.with_name(file)).items()}
+    return load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
 
 
 def read_arguments(path: Path) -> dict:

@@ -43,6 +43,21 @@ def test_safetensors_with_arguments(published, tmp_path, capsys):
     expect_logits(tmp_path / "out")
 
 
+def test_the_index_of_several_files_stands_for_all_of_them(published, tmp_path, capsys):
+    weights, constructor = published
+    names, index = sorted(weights), tmp_path / "model.safetensors.index.json"
+    parts = {"model-1.safetensors": names[:5], "model-2.safetensors": names[5:]}
+    for file, of_file in parts.items():
+        save_file({name: weights[name] for name in of_file}, tmp_path / file)
+    index.write_text(json.dumps({"weight_map": {name: file for file, of_file in parts.items() for name in of_file}}))
+    (tmp_path / "arguments.json").write_text(json.dumps(constructor))
+    assert convert(index, tmp_path / "out", "--arguments", tmp_path / "arguments.json") == 0
+    expect_logits(tmp_path / "out")
+    (tmp_path / "model-2.safetensors").unlink()
+    assert convert(index, tmp_path / "other", "--arguments", tmp_path / "arguments.json") == 2
+    assert "model.safetensors.index.json: cannot be read as weights" in capsys.readouterr().err
+
+
 def test_a_training_checkpoint_brings_its_arguments(published, tmp_path):
     weights, constructor = published
     torch.save({"model": weights, "model_args": constructor, "iter_num": 3}, tmp_path / "ckpt.pt")
