@@ -87,6 +87,16 @@ def test_the_future_has_no_influence(kernel, backend):
         assert not torch.equal(after[:, :, 63:], before[:, :, 63:])
 
 
+def reaches_the_row_before(dtype):
+    """Does PyTorch's product of matrices lose the row in front of one of NaN? On CPUs with AMX that of bfloat16 does,
+    where rows have an odd length: it takes two numbers at a time, the last one with what follows it, times 0."""
+    rows = torch.ones(2, 40, 39, dtype=dtype)
+    rows[1, 17] = torch.nan
+    lost = (rows @ torch.ones(2, 39, 4, dtype=dtype)).isnan().any(-1).nonzero().tolist()
+    assert lost in ([[1, 17]], [[1, 16], [1, 17]])
+    return len(lost) == 2
+
+
 @KERNEL
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["query", "key"])
@@ -98,6 +108,9 @@ def test_a_nan_is_not_hidden(kernel, dtype, name):
     tensor[0, 1, 17, 2] = torch.nan
     expected = torch.zeros(2, 3, 40, dtype=torch.bool)
     expected[0, 1] = torch.arange(40) == 17 if name == "query" else torch.arange(40) > 17
+    others = ~expected
+    if reaches_the_row_before(dtype):
+        others[0, 1, 16 if name == "query" else 17] = False
     for backend in ("cpu_bfloat16", "fused", "chunked", "reference"):
         if backend in ("cpu_bfloat16", "fused") and not isinstance(kernel, Gaussian):
             continue
@@ -108,7 +121,7 @@ def test_a_nan_is_not_hidden(kernel, dtype, name):
         if getattr(kernel, "base", None) != "uniform":
             assert bool(grad_query.isnan().all(-1)[expected].all())
         if backend in ("chunked", "reference"):
-            assert not bool(output.isnan().any(-1)[~expected].any())
+            assert not bool(output.isnan().any(-1)[others].any())
 
 
 @pytest.mark.parametrize("kernel", [Triweight(), ReLUmax(), NormalizedReLU(), NearestNeighbours("gaussian", 4)])
