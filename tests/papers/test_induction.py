@@ -46,14 +46,14 @@ def test_a_block_of_memories_learns_induction(tmp_path):
     settings = EXPERIMENT.runs(RunSelection("smoke"))[0].configuration
     task = Induction(32, 3)
     model = build(replace(settings, task=task, hidden_size=32))
-    options = FitOptions(120, 1e-2, warmup_ratio=0.05, clip=1.0, scalar_learning_rate_scale=10.0)
+    options = FitOptions(200, 1e-2, warmup_ratio=0.05, clip=1.0, scalar_learning_rate_scale=10.0)
 
     def loss_at(step):
         batch = task.sample(16, step)
         return model(input_ids=batch.tokens, labels=batch.labels).loss
 
     fit(model, loss_at, options, tmp_path)
-    assert scores_of(model, task, task.sample(64, 0, "test"))["accuracy"].nanmean() > 0.8
+    assert scores_of(model, task, task.sample(64, 0, "test"))["accuracy"].nanmean() > 0.9
 
 
 def test_curves_are_means_over_the_validations_that_all_seeds_have():
