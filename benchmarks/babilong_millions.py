@@ -12,6 +12,7 @@ side by side and stored when all of them are answered: what is killed goes on be
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -120,7 +121,7 @@ def ask(run: Run, model: PreTrainedModel, data: StagedQuestions, arguments: argp
         mean, error, _ = estimate(torch.tensor(shares), torch.tensor(sources))  # texts of one book are not independent
         stored[key] = {
             "exact_match": mean,
-            "standard_error": error,
+            "standard_error": None if math.isnan(error) else error,
             "shares": shares,
             "books": sources,
             "questions": drawn.questions.shape[1],
