@@ -359,47 +359,6 @@ def test_an_unknown_task_is_named(folders, tasks, capsys):
     assert "got 'local_choise'. Did you mean 'local_choice'?" in capsys.readouterr().err
 
 
-def test_an_unknown_task_is_named_before_the_harness_reads_its_files(tasks, monkeypatch, capsys):
-    """Which takes it minutes; and before the model is loaded."""
-    from tessera.cli.main import main
-    from tessera.evaluation import harness
-
-    manager = harness.TaskManager
-
-    def of_folder(include_path, include_defaults):
-        assert not include_defaults
-        return manager(include_path=include_path, include_defaults=False)
-
-    monkeypatch.setattr(harness, "TaskManager", of_folder)
-    for name, advice in (("local_choise", "Did you mean 'local_choice'?"), ("qqqqqqqq", "See lm_eval ls tasks.")):
-        assert main(["eval", "no folder", "--include-path", str(tasks), "--tasks", f"local_choice,{name}"]) == 2
-        assert capsys.readouterr().err.strip().endswith(f"got {name!r}. {advice}")
-    assert main(["eval", "no folder", "--tasks", ","]) == 2
-    assert "--tasks must name a task; got none" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "task: name",
-        "task: 'name'  # of it",
-        '"task": "name"',
-        "group: name",
-        "tag: [other, name]",
-        "tag:\n  - other\n  - name",
-        "task:\n  - task: name\n    alias: other",
-    ],
-)
-def test_names_are_found_however_they_are_written(tmp_path, monkeypatch, text):
-    from tessera.evaluation import harness
-
-    monkeypatch.setattr(harness.lm_eval.tasks, "__file__", str(tmp_path / "__init__.py"))
-    (tmp_path / "included").write_text(f"dataset: other\n{text}\nmetric: last\n")
-    harness.expect_tasks(["name", "na*"])
-    with pytest.raises(TesseraError, match="got 'last'"):
-        harness.expect_tasks(["last"])
-
-
 @pytest.mark.slow
 def test_the_harness_own_command_line(folders, tasks):
     command = [sys.executable, "-m", "tessera.lm_eval", "--model", "tessera", "--include_path", str(tasks)]

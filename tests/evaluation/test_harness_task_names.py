@@ -1,0 +1,52 @@
+"""`eval --tasks`: a name that the harness does not have is refused before anything takes long."""
+
+import pytest
+
+from tessera.base.errors import TesseraError
+from tessera.cli.main import main
+
+pytest.importorskip("lm_eval")
+from tessera.evaluation import harness
+
+# What the harness's own dependencies warn about while they are imported.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+def test_an_unknown_task_is_named_before_the_harness_reads_its_files(tmp_path, monkeypatch, capsys):
+    """Which takes it minutes; and before the model is loaded."""
+    (tmp_path / "tasks.yaml").write_text("task: local_choice\n")
+    manager = harness.TaskManager
+
+    def of_folder(include_path, include_defaults):
+        assert not include_defaults
+        return manager(include_path=include_path, include_defaults=False)
+
+    monkeypatch.setattr(harness, "TaskManager", of_folder)
+    for name, advice in (("local_choise", "Did you mean 'local_choice'?"), ("qqqqqqqq", "See lm_eval ls tasks.")):
+        assert main(["eval", "no folder", "--include-path", str(tmp_path), "--tasks", f"local_choice,{name}"]) == 2
+        assert capsys.readouterr().err.strip().endswith(f"got {name!r}. {advice}")
+    assert main(["eval", "no folder", "--tasks", ","]) == 2
+    assert "--tasks must name a task; got none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "task: name",
+        "task: 'name'  # of it",
+        '"task": "name"',
+        "group: name",
+        "tag: [other, name]",
+        "tag:\n  - other\n  - name",
+        "task:\n  - task: name\n    alias: other",
+    ],
+)
+def test_names_are_found_however_they_are_written(tmp_path, monkeypatch, text):
+    monkeypatch.setattr(harness.lm_eval.tasks, "__file__", str(tmp_path / "__init__.py"))
+    (tmp_path / "included").write_text(f"dataset: other\n{text}\nmetric: last\n")
+    harness.expect_tasks(["name", "na*"])
+    with pytest.raises(TesseraError, match="got 'last'"):
+        harness.expect_tasks(["last"])
