@@ -1,6 +1,8 @@
 """Weights as a decoding program reads them: as they are, in bfloat16 or in 8 bits. Sums are of the model's own type."""
 
 from collections.abc import Iterator
+from itertools import chain
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -79,31 +81,38 @@ class Watch:
     """Whether modules are still what a program was made of, which reads their weights past them."""
 
     def __init__(self, *roots: nn.Module):
-        self.modules = [module for root in roots for module in root.modules()]
+        modules = [module for root in roots for module in root.modules()]
         self.weights = [weight for root in roots for weight in root.parameters()]
-        self.tables = [table for x in self.modules for table in (x._modules, x._parameters) if table]
         self.counted = [weight for weight in self.weights if not weight.is_inference()]
-        self.adapted = [module for module in self.modules if hasattr(module, "_get_available_adapters")]  # of PEFT
-        self.parts, self.kinds, self.adapters = self._parts(), self._kinds(), self._adapters()
+        # These are filled in place: to look through them costs less at every step than to ask the modules.
+        self.tables = [table for x in modules for table in (x._modules, x._parameters) if table]
+        self.hooks = [table for x in modules for table in (x._forward_hooks, x._forward_pre_hooks)]
+        self.adapted = [module for module in modules if hasattr(module, "_get_available_adapters")]  # of PEFT
+        self.parts, self.numbers = self._parts(), self._numbers()
+        self.kinds, self.adapters = self._kinds(), self._adapters()
 
     def may_run(self) -> bool:
         """Whether the program may run in place of the modules: not with a hook, other adapters, or another type.
 
         Raises `TesseraError` where weights are others.
         """
-        is_same = self._parts() == self.parts
+        parts = self._parts()
+        is_same = len(parts) == len(self.parts) and all(map(is_, parts, self.parts))
+        is_same = is_same and self._numbers() == self.numbers
         if self._adapters() != self.adapters or not (is_same or self._kinds() == self.kinds):
             return False
         advice = "Call compile_decoding again, after training and after adapters are put on."
         expect(is_same, "compile_decoding", "the model", "be the one that was compiled", "other weights", advice)
-        kinds = [kind for x in self.modules for kind in (x._forward_hooks, x._forward_pre_hooks) if kind]
-        hooks = [hook for kind in kinds for hook in kind.values()]
+        hooks = chain.from_iterable(table.values() for table in filter(None, self.hooks))
         return all(getattr(hook, "__module__", "") == OWN_HOOKS for hook in hooks)
 
-    def _parts(self) -> list[int]:
-        """Numbers of which one is another where modules or weights were exchanged, or weights written."""
-        parts = [id(part) for table in self.tables for part in table.values()]
-        return [*parts, *[weight._version for weight in self.counted], *[weight.data_ptr() for weight in self.weights]]
+    def _parts(self) -> list[Any]:
+        """The modules and weights that stand where the program's stood."""
+        return list(chain.from_iterable(map(dict.values, self.tables)))
+
+    def _numbers(self) -> list[int]:
+        """Numbers of which one is another where weights were written, or lie elsewhere."""
+        return [*map(attrgetter("_version"), self.counted), *map(Tensor.data_ptr, self.weights)]
 
     def _kinds(self) -> list[Any]:
         return [(weight.dtype, weight.device) for weight in self.weights]
