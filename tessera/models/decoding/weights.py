@@ -108,7 +108,7 @@ class Watch:
 
     def _parts(self) -> list[Any]:
         """The modules and weights that stand where the program's stood."""
-        return list(chain.from_iterable(map(dict.values, self.tables)))
+        return list(chain.from_iterable(table.values() for table in self.tables))
 
     def _numbers(self) -> list[int]:
         """Numbers of which one is another where weights were written, or lie elsewhere."""
