@@ -54,13 +54,13 @@ def test_bits_of_segments_are_those_of_their_tokens(tmp_path):
     text = EvaluationText(text_source("novels"), context=12)
     windows = text.windows(build_tokenizer(TokenizerSpec(type="byte")), 2, tmp_path)
     assert isinstance(windows, ValidationWindows)
-    ratio = windows.split.tokens_per_byte
+    ratio = 0.25
     for reader, logits in ((Counting(), range(1, 12)), (SegmentsAlone(Counting(), 4), [1, 2, 3, 4] * 2 + [1, 2, 3])):
         # no byte of the text is 0, so each costs log(255 + exp(logit of 0)); the text's first is predicted by nothing
         nats = [math.log(255 + math.exp(logit)) for logit in logits]
         parts = (nats[:3], nats[3:7], nats[7:])
         expected = [sum(part) / len(part) / math.log(2) * ratio for part in parts]
-        for row in bits_by_segment(reader, windows, 4):
+        for row in bits_by_segment(reader, windows, 4, ratio):
             assert row == pytest.approx(expected, abs=1e-4)
 
 

@@ -189,7 +189,8 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
         for text, texts in windows.items():
             context.report(1.0, f"reading {text}")
             measured[text] = {
-                name: bits_by_segment(reader, texts, settings.segment) for name, reader in readers.items()
+                name: bits_by_segment(reader, texts, settings.segment, texts.tokens_per_byte(corpus.tokenizer))
+                for name, reader in readers.items()
             }
     return {"parameters": num_parameters(model), "stages": stages, "bits_per_byte": measured}
 
@@ -217,14 +218,16 @@ class SegmentsAlone(nn.Module):
         return CausalLMOutput(loss=loss, logits=logits)
 
 
-def bits_by_segment(model: nn.Module, windows: ValidationWindows, segment: int) -> list[list[float]]:
+def bits_by_segment(
+    model: nn.Module, windows: ValidationWindows, segment: int, tokens_per_byte: float
+) -> list[list[float]]:
     """Bits per byte of each segment (a list) of each text (a list of these), whose first token nothing predicts."""
     rows = []
     for number in range(len(windows)):
         losses = loss_by_position(model, [windows[number]], 1)
         sums = (torch.cat([values.new_zeros(1), values]) for values in (losses.total, losses.count))
         total, count = (values.view(-1, segment).sum(1) for values in sums)
-        bits = [bits_per_byte(nats, windows.split.tokens_per_byte) for nats in (total / count).tolist()]
+        bits = [bits_per_byte(nats, tokens_per_byte) for nats in (total / count).tolist()]
         rows.append([round(value, DIGITS) for value in bits])
     return rows
 
