@@ -25,6 +25,7 @@ MOST_ALONE = 0.5  # of a leaf's keys are read one by one; of more, all are read
 CODE_COST = 0.125  # of looking at a code, in those of reading a key
 GROWTH = 16  # each further round reads up to this many times as many
 TELLING_LEAVES = 128  # once so many are read for a query, its threshold rises little, and tells what else is needed
+TELLING_PART = 16  # or a 16th of all leaves, where these are few
 SCAN_SHARE = 0.5  # of the pairs: where more would be read, all are scanned, which reads them in order
 SCORES_AT_ONCE = 1 << 27  # of a scan: bounds the queries that are answered together
 
@@ -133,14 +134,18 @@ class _Reader:
         if bool(is_read.any()):
             candidates = candidates.joined(self._read_leaves(is_read, None))
         candidates, floor = self._with_floor(candidates, is_read)
+        telling = min(TELLING_LEAVES, bounds.shape[1] // TELLING_PART)
         while bool((needed := (bounds > floor.unsqueeze(1)) & ~is_read).any()):
             num_read = LEAF * int((is_read | needed).sum()) + self.num_rows * (self.length - self.filed)
             cost = num_read * (CODE_COST + self.num_scored / max(1, self.num_looked_at))
-            if most >= TELLING_LEAVES and cost > SCAN_SHARE * self.length * self.num_rows:
+            if most >= telling and cost > SCAN_SHARE * self.length * self.num_rows:
                 is_read[:] = True
-                candidates, floor = self._with_floor(self._read_places(0), is_read)
+                candidates = self._read_places(0)
+                if not self.is_unbounded:  # few are left, of which the threshold is found sooner
+                    candidates = candidates.above(floor)
+                candidates, floor = self._with_floor(candidates, is_read)
                 break
-            most *= GROWTH
+            most = most * GROWTH if most >= telling else min(most * GROWTH, bounds.shape[1] // TELLING_PART)
             if needed.shape[1] > most:  # the threshold may rise: the most promising first
                 needed = _largest(bounds.masked_fill(~needed, -torch.inf), most)
             is_read |= needed
