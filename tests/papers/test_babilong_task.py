@@ -1,7 +1,7 @@
 """BABILong: its stories against bAbI's own, where facts lie, what splits share, long samples, both scorers."""
 
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from random import Random
 
@@ -16,6 +16,7 @@ from tessera.papers.babilong.stories import (
     LENGTHS,
     PEOPLE,
     THINGS,
+    TWENTIETHS,
     answer,
     facts_of,
     generate,
@@ -329,6 +330,20 @@ def test_stories_are_as_long_as_babis_generator_makes_them(kind, median):
     assert abs(numbers[500] - median) <= 2
     assert LENGTHS[kind][0] <= numbers[0] <= 8
     assert LENGTHS[kind][1] - 20 <= numbers[-1] <= LENGTHS[kind][1]
+
+
+@pytest.mark.parametrize("kind", TWENTIETHS)
+def test_every_twentieth_of_the_stories_is_as_frequent(kind):
+    class Recorded(Random):
+        def choices(self, numbers, weights):
+            self.weights = dict(zip(numbers, weights))
+            return super().choices(numbers, weights)
+
+    random = Recorded(0)
+    generate(kind, random)
+    ends = [TWENTIETHS[kind][0] - 1, *TWENTIETHS[kind][1:]]
+    shares = [sum(random.weights[n] for n in range(first + 1, last + 1)) for first, last in pairwise(ends)]
+    assert shares == pytest.approx([shares[0]] * 20)
 
 
 def test_a_million_tokens_are_pieces_of_books():

@@ -191,11 +191,12 @@ def generate(kind: str, random: Random, most_facts: int | None = None, fewest_fa
 @lru_cache
 def _frequencies(kind: str) -> tuple[float, ...]:
     """How frequent each number of facts is, from 0 on, even within a twentieth; fewer than there are as the fewest."""
-    frequencies = [0.0] * (LENGTHS[kind][1] + 1)
+    fewest, most = LENGTHS[kind]
+    frequencies = [0.0] * (most + 1)
     for first, last in pairwise(TWENTIETHS[kind]):
-        for number in range(first + (first != LENGTHS[kind][0]), last + 1):
-            frequencies[number] += 1 / (last - first)
-    fewest = LENGTHS[kind][0]
+        numbers = range(first + (first != fewest), last + 1)  # the first twentieth has both its ends
+        for number in numbers:
+            frequencies[number] = 1 / len(numbers)
     return (*([frequencies[fewest]] * fewest), *frequencies[fewest:])
 
 
