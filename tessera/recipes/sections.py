@@ -138,7 +138,7 @@ class TrainingSection:
         100, "steps in which the learning rate rises from 0; where there are fewer, a tenth of them"
     )
     betas: tuple[float, float] = option((0.9, 0.95), "how slowly AdamW forgets gradients, and their squares")
-    weight_decay: float = option(0.1, "AdamW's weight decay; it acts on matrices alone")
+    weight_decay: float = option(0.1, "AdamW's weight decay; it acts on matrices alone, not on Mamba's A_log")
     clip: float = option(1.0, "gradients with a larger norm are scaled down to it; 0: no limit")
     scalar_learning_rate_scale: float = option(1.0, "multiplies the learning rate of the scalars that each head has")
     scalar_learning_rate_scales: dict[str, float] = option(

@@ -75,10 +75,10 @@ def stage_options(section: TrainingSection, stage: Stage) -> FitOptions:
 
 
 def parameter_groups(model: nn.Module, options: FitOptions | TrainingSection) -> list[dict[str, Any]]:
-    """Matrices with weight decay, vectors without, and per-head scalars with their own learning rate.
+    """Matrices with weight decay, all else without, and per-head scalars (`scalar_parameters`) with their own rate.
 
-    A matrix is a parameter of two or more dimensions; norms and biases have one. Per-head scalars: see
-    `scalar_parameters`. Raises `TesseraError` for a name in `scalar_learning_rate_scales` that none of them has.
+    A matrix is a parameter of two or more dimensions, but for the decay rates of Mamba and its kin (`A_log`) and for
+    what carries `_no_weight_decay`. Raises `TesseraError`: a name in `scalar_learning_rate_scales` that no scalar has.
     """
     scalars, scales = scalar_parameters(model), options.scalar_learning_rate_scales
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -90,9 +90,10 @@ def parameter_groups(model: nn.Module, options: FitOptions | TrainingSection) ->
         )
     groups: dict[tuple[float, float], list[nn.Parameter]] = {(options.weight_decay, 1.0): [], (0.0, 1.0): []}
     for name, parameter in trained.items():
-        scale = scales.get(name.rpartition(".")[2], options.scalar_learning_rate_scale) if name in scalars else 1.0
-        decay = options.weight_decay if parameter.dim() >= 2 else 0.0
-        groups.setdefault((decay, scale), []).append(parameter)
+        last = name.rpartition(".")[2]
+        scale = scales.get(last, options.scalar_learning_rate_scale) if name in scalars else 1.0
+        decays = parameter.dim() >= 2 and last != "A_log" and not getattr(parameter, "_no_weight_decay", False)
+        groups.setdefault((options.weight_decay if decays else 0.0, scale), []).append(parameter)
     return [
         {"params": parameters, "weight_decay": decay, "lr": options.learning_rate * scale}
         for (decay, scale), parameters in groups.items()
@@ -126,7 +127,6 @@ def schedule_factor(options: FitOptions, step: int) -> float:
     warmup, floor = options.warmup, options.min_learning_rate / options.learning_rate
     if step < warmup:
         return (step + 1) / warmup
-    steps = round(options.schedule_ratio * options.steps)
-    progress = min(1.0, (step - warmup) / max(1, steps - warmup))
+    progress = min(1.0, (step - warmup) / max(1, round(options.schedule_ratio * options.steps) - warmup))
     shapes = {"cosine": 0.5 * (1 + math.cos(math.pi * progress)), "linear": 1 - progress, "constant": 1.0}
     return floor + (1 - floor) * shapes[options.decay]

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig
 
 from tessera import (
     MemoryMosaicConfig,
@@ -15,6 +15,7 @@ from tessera import (
     TesseraError,
     wrap,
 )
+from tessera.models.small_models import untrained_model
 from tessera.recipes.sections import TrainingSection
 from tessera.training.optimizer import (
     make_optimizer,
@@ -55,6 +56,17 @@ def test_only_matrices_decay():
         "rates",
     }
     assert {rate for _, rate in actual.values()} == {0.5}
+
+
+def test_decay_rates_and_what_is_marked_do_not_decay():
+    """Zero is no neutral value of a logarithm of rates; state-spaces/mamba marks its own."""
+    model = untrained_model(MambaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, state_size=2))
+    model.lm_head = nn.Linear(8, 9)
+    model.lm_head.weight._no_weight_decay = True
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups = parameter_groups(model, TrainingSection(weight_decay=0.3))
+    kept = {names[p] for group in groups if group["weight_decay"] == 0 for p in group["params"] if p.dim() >= 2}
+    assert kept == {"backbone.layers.0.mixer.A_log", "lm_head.weight"}
 
 
 def test_scalars_can_learn_faster():
