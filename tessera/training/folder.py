@@ -139,8 +139,7 @@ def write_inputs(run: Path, corpus: TrainingData) -> None:
 def expect_same_tokenizer(run: Path) -> None:
     """Raise `TesseraError` when the tokenizer in `run` is not the one that the run began with."""
     record = _recorded(run)
-    reason = differences(run, record["tokenizer"]) if record else None
-    if reason is not None:
+    if record and (reason := differences(run, record["tokenizer"])) is not None:
         raise TesseraError(
             f"{run}: the tokenizer must be the one the run began with; {reason}. "
             "Restore it (checkpoints hold copies), or start again: --overwrite."
@@ -268,6 +267,7 @@ class Claim:
             if saved and not self.resume:
                 move_aside(self.run)
             if not (saved and self.resume) or not equals_saved(self.run / RECIPE, self.recipe):
+                remove(self.run / RESULT)  # of fewer steps
                 write_text_atomically(self.run / RECIPE, saved_text(self.recipe))
             if not (self.resume and (self.run / TOKENIZER).exists()):
                 write_tokenizer(self.run, corpus.tokenizer)

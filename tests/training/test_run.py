@@ -263,6 +263,15 @@ def test_a_finished_run_is_extended(go, tmp_path, heard):
     assert yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())["training"]["log_every"] == 3
 
 
+def test_an_extension_that_was_killed_has_no_result(go, stop_after, tmp_path):
+    """`tessera sweep` took that of fewer steps for its own."""
+    go()
+    stop_after(8)
+    with pytest.raises(KeyboardInterrupt):
+        go("training.steps=10", resume=True)
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
 def test_intervals_may_change_on_resume_and_nothing_else(go, stop_after, tmp_path):
     go(folder="whole")
     restart = stop_after(4)
