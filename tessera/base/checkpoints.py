@@ -101,9 +101,10 @@ def latest_complete(run: Path) -> tuple[Path | None, list[str]]:
     return None, passed
 
 
-def prune(run: Path, keep: int) -> None:
-    """Delete all but the `keep` latest checkpoints."""
-    for checkpoint in checkpoints(run)[keep:]:
+def prune(newest: Path, keep: int) -> None:
+    """Delete all checkpoints but `newest` and the `keep` - 1 latest others; damaged ones may have later steps."""
+    others = [checkpoint for checkpoint in checkpoints(newest.parent.parent) if checkpoint != newest]
+    for checkpoint in others[keep - 1 :]:
         shutil.rmtree(checkpoint, ignore_errors=True)
 
 

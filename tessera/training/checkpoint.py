@@ -240,7 +240,7 @@ class Checkpoints:
             publish(self.folder / FOLDER / TEMPORARY / name, self.folder / FOLDER / name)
             self.latest = self.folder / FOLDER / name
             remove(self.folder / FOLDER / TEMPORARY)
-            prune(self.folder, self.keep)
+            prune(self.latest, self.keep)
             self.published()
 
 

@@ -59,8 +59,14 @@ def test_publishing_replaces_a_damaged_checkpoint(run):
 
 
 def test_pruning_keeps_the_latest(run):
-    prune(run, 2)
+    prune(run / "checkpoints" / "checkpoint-100", 2)
     assert [path.name for path in checkpoints(run)] == ["checkpoint-100", "checkpoint-20"]
+
+
+def test_pruning_keeps_what_was_just_written(run):
+    """Behind damaged ones of later steps, from which no run goes on."""
+    prune(run / "checkpoints" / "checkpoint-5", 2)
+    assert [path.name for path in checkpoints(run)] == ["checkpoint-100", "checkpoint-5"]
 
 
 def test_metrics_are_cut_back_and_a_torn_line_is_dropped(tmp_path):
