@@ -39,25 +39,25 @@ def starting_model(
 def follow_recipe(model: PreTrainedModel, recipe: Recipe) -> None:
     """Where the recipe says so, leave the base of ARMT, RMT and PRMT as it is.
 
-    Raises `TesseraError`: a model without a base, or one that takes no document_ids where the recipe gives them.
+    Raises `TesseraError`: a model that has no base, computes no layers again or takes no document_ids, if it is to.
     """
-    if recipe.training.freeze_base:
-        if not isinstance(model, SegmentedForCausalLM):
-            kind = recipe.model["type"]
-            raise TesseraError(
-                f"training.freeze_base must be false for model type {kind}, which has no base; got true."
-            )
+    section, arguments = recipe.training, inspect.signature(model.forward).parameters
+    for key, is_asked, is_possible in (
+        ("training.freeze_base", section.freeze_base, isinstance(model, SegmentedForCausalLM)),
+        ("training.gradient_checkpointing", section.gradient_checkpointing, model.supports_gradient_checkpointing),
+        ("data.document_ids", recipe.data.document_ids, "document_ids" in arguments),
+    ):
+        if is_asked and not is_possible:
+            raise TesseraError(f"{key} must be false for model type {recipe.model['type']}; got true.")
+    if section.freeze_base:
         model.base.requires_grad_(False)
-    if recipe.data.document_ids and "document_ids" not in inspect.signature(model.forward).parameters:
-        raise TesseraError(f"data.document_ids must be false for model type {recipe.model['type']}; got true.")
 
 
 def enable_checkpointing(model: PreTrainedModel, section: TrainingSection) -> None:
     """Have the layers' activations computed again in the backward pass, where and as often as the recipe says."""
     if section.gradient_checkpointing:
         # transformers 5.2x renames the method and warns about the older name
-        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-        enable()
+        (getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable)()
         layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
         for index, layer in enumerate(layers):
             layer.gradient_checkpointing = index % section.checkpoint_layers_every == 0

@@ -58,6 +58,11 @@ def test_a_model_that_does_not_know_documents_is_refused(go):
         go("model={type: transformer, hidden_size: 16, num_heads: 2, num_layers: 1}", "data.document_ids=true")
 
 
+def test_a_model_whose_layers_are_not_computed_again_is_refused(go):
+    with pytest.raises(TesseraError, match="gradient_checkpointing must be false for model type lstm"):
+        go("model={type: lstm, hidden_size: 16}", "training.gradient_checkpointing=true")
+
+
 def test_a_decoder_whose_loss_is_of_the_token_that_it_reads_is_refused(go):
     """BART's labels are those of its encoder's pairs, shifted already: with a text's own it would learn to copy."""
     sizes = "d_model: 16, decoder_layers: 1, decoder_attention_heads: 2, decoder_ffn_dim: 16"
