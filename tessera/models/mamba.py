@@ -60,7 +60,7 @@ class ScanMixer(MambaMixer):
         if goes_on:
             y, layer.recurrent_states[0] = _scan_behind(layer.recurrent_states[0].to(x.device), *inputs)
         else:
-            y = selective_scan(*inputs)
+            y = _scan(*inputs)
         return self.out_proj((y + self.D * x) * self.act(gate))
 
     def _without_padding(self, hidden_states, real, cache_params, **kwargs):
@@ -83,6 +83,11 @@ def _expect_padding_apart(real: Tensor, cache: Any, is_filled: bool) -> None:
     expect(not is_between, "Mamba", "padding", "lie before or behind the tokens", "some between them", ADVICE)
     if cache is not None:
         cache.ended_in_padding = not bool(real[:, -1].all())
+
+
+@torch.compiler.disable  # a compiled program would hold every step of a text by itself
+def _scan(*inputs: Tensor) -> Tensor:
+    return selective_scan(*inputs)
 
 
 def _scan_behind(

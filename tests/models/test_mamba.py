@@ -61,6 +61,21 @@ def test_logits_and_gradients_are_those_of_transformers(pair, ids):
         torch.testing.assert_close(parameter.grad, peer.grad, rtol=1e-5, atol=1e-7, msg=name)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_compiled_training_is_the_same_and_leaves_the_scan_alone(pair, ids, monkeypatch):
+    """A program of every step of a text took minutes for a dozen; by aot_eager its backward pass was an error."""
+    torch._dynamo.reset()
+    model = pair[1].train()
+    expected = torch.autograd.grad(model(input_ids=ids, labels=ids).loss, list(model.parameters()))
+    scans, scan = [], mamba.selective_scan
+    monkeypatch.setattr(mamba, "selective_scan", lambda *inputs: scans.append(1) or scan(*inputs))
+    model.compile(backend="aot_eager")
+    gradients = torch.autograd.grad(model(input_ids=ids, labels=ids).loss, list(model.parameters()))
+    torch.testing.assert_close(gradients, expected)
+    assert len(scans) == len(model.backbone.layers)
+
+
 @pytest.mark.parametrize("case", ["cache", "padding"])
 def test_transformers_does_what_the_scan_does_not(pair, ids, case, monkeypatch):
     monkeypatch.setattr(mamba, "selective_scan", None)  # a call would be an error
