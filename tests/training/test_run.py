@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from tessera.base.errors import TesseraError
 from tessera.models.lazy_logits import LazyLogits
-from tessera.models.saving.loading import load_model, load_tokenizer
+from tessera.models.saving.loading import load_model, load_tokenizer, model_folder
 from tessera.recipes.recipe import read_recipe
 from tessera.training import training_data
 from tessera.training.model_card import is_generated_card
@@ -263,13 +263,14 @@ def test_a_finished_run_is_extended(go, tmp_path, heard):
     assert yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())["training"]["log_every"] == 3
 
 
-def test_an_extension_that_was_killed_has_no_result(go, stop_after, tmp_path):
-    """`tessera sweep` took that of fewer steps for its own."""
+def test_an_extension_that_was_killed_has_no_result_and_the_weights_of_its_checkpoint(go, stop_after, tmp_path):
+    """`tessera sweep` and `tessera eval` took those of fewer steps."""
     go()
     stop_after(8)
     with pytest.raises(KeyboardInterrupt):
         go("training.steps=10", resume=True)
     assert not (tmp_path / "run" / "run.json").exists()
+    assert model_folder(tmp_path / "run").name == "checkpoint-8"
 
 
 def test_intervals_may_change_on_resume_and_nothing_else(go, stop_after, tmp_path):

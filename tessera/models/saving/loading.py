@@ -8,7 +8,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from tessera.base.arguments import explain_all
-from tessera.base.checkpoints import latest_complete
+from tessera.base.checkpoints import FOLDER, latest_complete
 from tessera.base.errors import TesseraError, first_line
 from tessera.base.foreign_code import expect_no_code
 from tessera.models.attention import LEARNED, learn_alpha
@@ -20,13 +20,19 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
 def model_folder(path: str | Path) -> Path:
-    """The folder with weights that `path` means: itself, or the latest complete checkpoint of an unfinished run."""
+    """The folder with weights that `path` means: itself, or the latest complete checkpoint of an unfinished run.
+
+    A run that is extended is unfinished until `run.json` is there again; its weights are those of fewer steps.
+    """
     folder = Path(path)
     if not folder.is_dir():
         raise TesseraError(f"model {path}: no such folder. Train one with: tessera train RECIPE.")
-    if any((folder / name).is_file() for name in WEIGHTS):
+    has_weights = any((folder / name).is_file() for name in WEIGHTS)
+    if has_weights and ((folder / "run.json").is_file() or not (folder / FOLDER).is_dir()):
         return folder
     checkpoint, passed = latest_complete(folder)
+    if has_weights and checkpoint is None:
+        return folder
     parts = next((path for path in (folder, checkpoint) if path is not None and (path / "shards").is_dir()), None)
     if parts is not None:
         raise TesseraError(f"model {path}: {parts.name} is in parts. Merge them: tessera convert {parts} NEW_FOLDER.")
