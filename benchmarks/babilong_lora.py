@@ -24,7 +24,7 @@ from tessera.models.saving.loading import load_model
 from tessera.recipes.sections import DataSection, Recipe, Stage, TrainingSection
 from tessera.tasks.question_answering import question_task
 from tessera.tasks.task import estimate
-from tessera.training.fit import train_stages_of
+from tessera.training.fit import train_recipe_stages
 from tessera.training.staged_data import StagedQuestions
 
 SEGMENT, MEMORY_TOKENS, RANK = 128, 10, 8
@@ -78,7 +78,7 @@ def main() -> None:
     def report(share: float, note: str) -> None:
         print(f"{100 * share:5.1f} %, {(time.perf_counter() - began) / 60:.0f} minutes: {note}", flush=True)
 
-    stages = train_stages_of(model, settings, data, arguments.folder, report)
+    stages = train_recipe_stages(model, settings, data, arguments.folder, report)
     tested = StagedQuestions(settings, SEGMENT, replace(task, **TEST))
     right: dict[str, dict[str, float]] = {}
     for segments in arguments.segments:

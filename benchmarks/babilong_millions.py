@@ -35,7 +35,7 @@ from tessera.recall import PairIndex, Recall
 from tessera.recipes.sections import Stage
 from tessera.tasks.question_answering import question_task
 from tessera.tasks.task import estimate
-from tessera.training.fit import train_stages_of
+from tessera.training.fit import train_recipe_stages
 from tessera.training.initial_model import starting_model
 from tessera.training.staged_data import StagedQuestions
 
@@ -93,7 +93,7 @@ def trained(run: Run, trainings: Path) -> tuple[PreTrainedModel, StagedQuestions
     longest = max(stage.length for stage in recipe.training.curriculum) * settings.context
     model = starting_model(recipe, data.tokenizer, context=longest)
     folder = Job("babilong", trainings).folder(run)
-    train_stages_of(model, recipe, data, folder, lambda share, note: print(f"{share:.1%}: {note}", flush=True))
+    train_recipe_stages(model, recipe, data, folder, lambda share, note: print(f"{share:.1%}: {note}", flush=True))
     return model, data
 
 

@@ -46,7 +46,7 @@ class EarlyStage:
         return TaskStage(f"stage-{number}", tasks, self.batch_size or batch_size, self.fit, seed + EARLY_SEED * number)
 
 
-def train_stages(
+def train_on_tasks(
     model: PreTrainedModel,
     stages: Sequence[TaskStage],
     context: RunContext,

@@ -70,7 +70,7 @@ class ReportLog(TrainingLog):
         self.report(done / sum(self.costs), f"{plan.name} loss {progress.loss:.3f}")
 
 
-def train_stages(
+def train_curriculum(
     model: nn.Module,
     curriculum: Curriculum,
     options: FitOptions,
@@ -105,7 +105,7 @@ def train_stages(
     return _records(model, curriculum.stages, plans, folder, report)
 
 
-def train_stages_of(
+def train_recipe_stages(
     model: nn.Module, recipe: Recipe, data: TrainingData, folder: Path, report: Report
 ) -> list[dict[str, Any]]:
     """Train `model` through the recipe's curriculum without a run folder; the records of its stages.

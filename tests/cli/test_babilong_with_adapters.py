@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks import babilong_lora
 from tessera.models.saving.loading import load_model
 from tessera.papers.babilong.stories import examples_of, facts_of
-from tessera.training.fit import train_stages_of
+from tessera.training.fit import train_recipe_stages
 from tests.cli.test_babilong_of_any_model import subwords
 
 pytest.importorskip("peft")
@@ -33,7 +33,7 @@ def test_memory_and_adapters_learn_and_the_base_stays(base, short_books, tmp_pat
 
     def noted(model, *arguments):
         trained.append(model)
-        return train_stages_of(model, *arguments)
+        return train_recipe_stages(model, *arguments)
 
     def small(folder, recipe=babilong_lora.recipe):
         settings = recipe(folder)
@@ -44,7 +44,7 @@ def test_memory_and_adapters_learn_and_the_base_stays(base, short_books, tmp_pat
     monkeypatch.setattr(babilong_lora, "SEGMENT", 300)  # so many single letters
     monkeypatch.setattr(babilong_lora, "STAGES", tuple(replace(stage, steps=2) for stage in babilong_lora.STAGES))
     monkeypatch.setattr(babilong_lora, "recipe", small)
-    monkeypatch.setattr(babilong_lora, "train_stages_of", noted)
+    monkeypatch.setattr(babilong_lora, "train_recipe_stages", noted)
     out = tmp_path / "out.json"
     options = ["--folder", str(tmp_path / "run"), "--segments", "1", "--texts", "2", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", ["babilong_lora", base, *options])

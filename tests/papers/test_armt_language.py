@@ -86,7 +86,7 @@ def test_all_that_starts_from_a_base_sees_the_same_texts(budget, tmp_path):
 @some("model", MODELS[1:], by_default=(CONTINUED, MODELS[-1]))
 def test_a_base_is_trained_on_with_each_segment_alone(model, tmp_path, monkeypatch):
     trained = []
-    monkeypatch.setattr(module, "train_stages_of", lambda model, *rest: trained.append((model, rest[1])) or [])
+    monkeypatch.setattr(module, "train_recipe_stages", lambda model, *rest: trained.append((model, rest[1])) or [])
     settings = BUDGETS["smoke"].run(model, "transformer", BASES["smoke"]["transformer"], 0).configuration
     module.execute(Run("a run", settings), RunContext(tmp_path / "run"))
     ((reader, data),) = trained

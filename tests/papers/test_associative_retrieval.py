@@ -26,7 +26,7 @@ from tessera.papers.associative_retrieval.task import AssociativeRetrieval, capa
 from tessera.papers.experiment import Record, RunSelection
 from tessera.recipes.sections import Curriculum
 from tessera.tasks.task import generator_of
-from tessera.training.fit import FitOptions, train_stages
+from tessera.training.fit import FitOptions, train_curriculum
 from tests.papers.test_associative_retrieval_task import generator
 
 SIZES = ModelSize(
@@ -117,7 +117,7 @@ def test_armt_learns_one_pair(tmp_path):
         task = AssociativeRetrieval("rewrite", stage.length, stage.settings[KEY_SIZE])
         return exact_match(model, task, 64, 1, 0, "validation").mean().item()
 
-    (record,) = train_stages(model, curriculum, options, tmp_path, loss_at, score)
+    (record,) = train_curriculum(model, curriculum, options, tmp_path, loss_at, score)
     assert record["best"] >= 0.9  # a guess: 0.06
     assert record["steps_done"] < 300
 

@@ -39,7 +39,7 @@ def test_texts_are_answered_by_the_training_of_reproduce_and_none_twice(ask, tmp
         return right_answers(model, batch)
 
     monkeypatch.setattr(babilong_millions, "right_answers", answered)
-    monkeypatch.setattr(babilong_millions, "train_stages_of", lambda *arguments: folders.append(arguments[3]))
+    monkeypatch.setattr(babilong_millions, "train_recipe_stages", lambda *arguments: folders.append(arguments[3]))
     [(key, whole)] = ask("whole.json", 3).items()
     assert folders == [Job("babilong", tmp_path / "smoke").folder(run)]
     assert key == "armt_mosaic/qa1/seed 0/1280 tokens"
@@ -61,7 +61,7 @@ def test_texts_are_answered_by_the_training_of_reproduce_and_none_twice(ask, tmp
 @pytest.mark.grid
 def test_a_mosaic_reads_a_long_text_through_an_index(ask, monkeypatch):
     """In blocks behind its state: the answers are those of one pass, and what the index read is counted."""
-    monkeypatch.setattr(babilong_millions, "train_stages_of", lambda *arguments: None)
+    monkeypatch.setattr(babilong_millions, "train_recipe_stages", lambda *arguments: None)
     monkeypatch.setattr(questions, "BLOCK", 300)
     monkeypatch.setattr(long_memories, "SHORTEST", 512)
     monkeypatch.setattr(long_memories, "LARGEST_SHARE", 1.0)

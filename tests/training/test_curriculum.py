@@ -8,7 +8,7 @@ import torch
 from tessera.base.dataclass_io import from_json
 from tessera.base.errors import TesseraError
 from tessera.recipes.sections import Curriculum, Stage
-from tessera.training.fit import train_stages
+from tessera.training.fit import train_curriculum
 from tessera.training.optimizer import FitOptions
 
 
@@ -63,7 +63,7 @@ def trained(folder, stages, report=lambda share, note: None):
 
     options = FitOptions(steps=1, learning_rate=1.0, warmup_ratio=0.0, decay="constant", evaluate_every=1)
     score = lambda stage: min(1.0, model.weight.item() / stage.length)  # noqa: E731
-    records = train_stages(model, Curriculum(stages), options, folder, loss_at, score, report)
+    records = train_curriculum(model, Curriculum(stages), options, folder, loss_at, score, report)
     return model, records, seen
 
 

@@ -105,7 +105,7 @@ def test_a_threshold_holds_without_a_run_folder_too(recipe_of, tmp_path):
     recipe = recipe_of(QUESTIONS, f"training.curriculum=[{stages}]")
     data = staged_data.open_data(recipe, tmp_path, saved_tokenizer=False)
     model = starting_model(recipe, data.tokenizer, context=64)
-    fit.train_stages_of(model, recipe, data, tmp_path, lambda share, note: None)
+    fit.train_recipe_stages(model, recipe, data, tmp_path, lambda share, note: None)
     assert [memory.gate.threshold for memory in model.memories] == [0.6]
 
 

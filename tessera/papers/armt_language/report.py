@@ -27,7 +27,7 @@ from tessera.papers.tables import SettingsRows, markdown, settings_of, stages_ta
 from tessera.recipes.sections import Recipe
 from tessera.tasks.task import Estimate, estimate
 from tessera.training.corpus import open_corpus
-from tessera.training.fit import train_stages_of
+from tessera.training.fit import train_recipe_stages
 from tessera.training.initial_model import starting_model
 from tessera.training.staged_data import StagedText
 
@@ -180,7 +180,7 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
         data = StagedText(recipe, settings.segment, replace(corpus, validation=chosen_by))
         model = starting_model(recipe, data.tokenizer, context=length).to(context.device)
         readers = {settings.model: SegmentsAlone(model, settings.segment) if settings.model == CONTINUED else model}
-        stages = train_stages_of(readers[settings.model], recipe, data, context.folder, context.report)
+        stages = train_recipe_stages(readers[settings.model], recipe, data, context.folder, context.report)
     windows = {"stories": ValidationWindows(tested, length, settings.sequences)}
     measured: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as cache:

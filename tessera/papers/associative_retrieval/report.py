@@ -24,7 +24,7 @@ from tessera.papers.records import Curve, by_model, having, num_seeds, points_of
 from tessera.papers.tables import SettingsRows, curves_table, markdown, percent, settings_of, stages_table, with_error
 from tessera.recipes.sections import Curriculum, Stage
 from tessera.tasks.task import Estimate, estimate, generator_of
-from tessera.training.fit import FitOptions, train_stages
+from tessera.training.fit import FitOptions, train_curriculum
 
 # Names of rows, in the order of tables and figures; the mosaic and the model without correction are ours to compare.
 NAMES = {
@@ -197,7 +197,7 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
         sizes = settings.validation_contexts, settings.test_questions
         return exact_match(model, task, *sizes, seed, "validation").mean().item()
 
-    stages = train_stages(model, settings.curriculum, settings.fit, context.folder, loss_at, score, context.report)
+    stages = train_curriculum(model, settings.curriculum, settings.fit, context.folder, loss_at, score, context.report)
     outcome: dict[str, Any] = {"parameters": num_parameters(model), "stages": stages, "exact_match": {}, "capacity": {}}
     outcome["trained_pairs"] = settings.curriculum.stages[-1].length
     for pairs in settings.measured:

@@ -26,7 +26,7 @@ from tessera.recipes.recipe_files import SHIPPED, recipe_mapping
 from tessera.recipes.sections import Stage
 from tessera.tasks.question_answering import QuestionBatch, question_task
 from tessera.tasks.task import estimate
-from tessera.training.fit import train_stages_of
+from tessera.training.fit import train_recipe_stages
 from tessera.training.initial_model import starting_model
 from tessera.training.staged_data import StagedQuestions
 
@@ -276,7 +276,7 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
     questions = LastSegment if settings.model == LAST_SEGMENT else StagedQuestions
     data = questions(recipe, settings.context, task)
     model = starting_model(recipe, data.tokenizer, context=settings.longest).to(context.device)
-    stages = train_stages_of(model, recipe, data, context.folder, context.report)
+    stages = train_recipe_stages(model, recipe, data, context.folder, context.report)
     exact_match, seconds_per_token = {}, {}
     for segments in settings.measured:
         context.report(1.0, f"measuring {segments * settings.context:,} tokens")

@@ -20,7 +20,7 @@ from tessera.papers.task_stage import (
     held_out_scores,
     scores_of_memories,
     small_model,
-    train_stages,
+    train_on_tasks,
 )
 from tessera.training.fit import FitOptions
 
@@ -195,7 +195,7 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
         lengths = {"training": settings.test_lengths, "tuning": settings.tuned_test_lengths}.get(stage)
         return scores_of_memories(model, partial(scores, lengths)) if lengths else {}
 
-    return {"parameters": num_parameters(model), **train_stages(model, settings.stages(), context, test)}
+    return {"parameters": num_parameters(model), **train_on_tasks(model, settings.stages(), context, test)}
 
 
 def build(settings: DocumentSettings) -> PreTrainedModel:

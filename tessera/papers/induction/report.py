@@ -15,7 +15,7 @@ from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunConte
 from tessera.papers.induction.task import Induction
 from tessera.papers.records import by_model, score
 from tessera.papers.tables import SettingsRows, markdown, settings_of, with_error
-from tessera.papers.task_stage import TaskStage, small_model, train_stages
+from tessera.papers.task_stage import TaskStage, small_model, train_on_tasks
 from tessera.tasks.task import TokenExamples, estimate
 from tessera.training.fit import FitOptions
 
@@ -96,7 +96,7 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
         return 1 - estimate(scores_of(model, task, validation)["accuracy"]).mean
 
     stage = TaskStage("training", (task,), settings.batch_size, settings.fit, settings.seed * 10_000_000)
-    trained = train_stages(model, [stage], context, validate=error)
+    trained = train_on_tasks(model, [stage], context, validate=error)
     scores = scores_of(model, task, task.sample(settings.test, 0, "test"))
     return {
         "parameters": num_parameters(model),

@@ -15,7 +15,7 @@ from tessera.papers.experiment import LIBRARY, PAPER_KERNELS, Experiment, Record
 from tessera.papers.length_generalization.task import MultiQueryRecall, Reverse, Sort, SourceTargetTask
 from tessera.papers.records import grouped, over_seeds, points_of
 from tessera.papers.tables import markdown, with_error
-from tessera.papers.task_stage import TaskStage, held_out_scores, small_model, train_stages
+from tessera.papers.task_stage import TaskStage, held_out_scores, small_model, train_on_tasks
 from tessera.tasks.task import TASKS
 from tessera.training.fit import FitOptions
 
@@ -193,7 +193,7 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
     settings, device, task = run.configuration, context.device, run.configuration.trained_task
     model = build(settings).to(device)
     stage = TaskStage("training", (task,), settings.batch_size, settings.fit, settings.seed * 10_000_019)
-    outcome: dict[str, Any] = {**train_stages(model, [stage], context), "parameters": num_parameters(model)}
+    outcome: dict[str, Any] = {**train_on_tasks(model, [stage], context), "parameters": num_parameters(model)}
     for factor in settings.factors:
         context.report(1.0, f"testing at {factor:g} x {settings.test_length}")
         outcome.setdefault("scores", {})[f"{factor:g}"] = evaluate(model, settings, factor, device)

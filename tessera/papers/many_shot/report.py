@@ -17,7 +17,7 @@ from tessera.papers.many_shot.prompts import DELIMITERS, STRATEGIES, Episode, Ex
 from tessera.papers.many_shot.task import ManyShot
 from tessera.papers.records import Curve, by_model, points_of, spread
 from tessera.papers.tables import curves_table, markdown, settings_table, trainings_table
-from tessera.papers.task_stage import TEST_SEED, EarlyStage, TaskStage, scores_of_memories, small_model, train_stages
+from tessera.papers.task_stage import TEST_SEED, EarlyStage, TaskStage, scores_of_memories, small_model, train_on_tasks
 from tessera.training.fit import FitOptions
 
 # Names of rows, in the order of tables and figures. The paper's figures are curves without numbers.
@@ -103,7 +103,7 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
     """Train on contexts that are new at every step, then test; v2 once more with its long-term memories off."""
     settings = run.configuration
     model = build(settings).to(context.device)
-    outcome: dict[str, Any] = train_stages(model, settings.stages(), context)
+    outcome: dict[str, Any] = train_on_tasks(model, settings.stages(), context)
     scores = scores_of_memories(model, partial(evaluate, model, settings, context))
     return outcome | {"parameters": num_parameters(model)} | scores
 
