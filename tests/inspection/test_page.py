@@ -6,13 +6,11 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 import tessera.inspection.page as page_module
-from tessera.base.errors import TesseraError
 from tessera.inspection.page import page_of, write_page
 from tests.covering import some
 from tests.inspection.pages import armt_trace, data_of, long_trace, mosaic_trace
+from tests.refusals import refused
 
 HOSTILE = "</script><img src=x onerror=alert(1)>{{DATA}}&lt;<!--\x00\u202e\ud800"
 
@@ -63,7 +61,5 @@ def test_long_texts_and_many_pairs_take_at_most_8_megabytes(steps, pairs, num_me
 def test_files(tmp_path):
     write_page(tmp_path / "page.html", [mosaic_trace(), armt_trace()], ["mosaic", "armt"])
     assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
-    with pytest.raises(TesseraError, match="traces must come with one title each"):
-        write_page(tmp_path / "page.html", [mosaic_trace()], [])
-    with pytest.raises(TesseraError, match="cannot be written"):
-        write_page(tmp_path / "nowhere" / "page.html", [mosaic_trace()], ["one"])
+    refused("traces must come with one title each", write_page, tmp_path / "page.html", [mosaic_trace()], [])
+    refused("cannot be written", write_page, tmp_path / "nowhere" / "page.html", [mosaic_trace()], ["one"])

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tessera.base.errors import TesseraError
 from tessera.inspection import recall_map, recalled_text, recency_profile
 from tests.inspection.pages import mosaic_trace
+from tests.refusals import refused
 
 
 def test_recency_profile():
@@ -18,8 +18,7 @@ def test_recency_profile():
     assert len(lines) == 3
     assert lines[0].get_xdata().tolist()[:3] == [1, 2, 4]
     torch.testing.assert_close(torch.as_tensor(lines[2].get_ydata()), memory.ages.mean(0))
-    with pytest.raises(TesseraError, match="recall pairs of the text"):
-        recency_profile(mosaic_trace().memories[1])
+    refused("recall pairs of the text", recency_profile, mosaic_trace().memories[1])
 
 
 def test_weights_by_age_are_means_over_the_pairs_of_that_age():
@@ -41,8 +40,7 @@ def test_recall_map():
     pairs, weights = trace.memories[0].recalled(30, 1)
     torch.testing.assert_close(image[30, pairs.long()].float(), weights)
     assert image[30].sum() == pytest.approx(weights.sum().item(), abs=1e-5)
-    with pytest.raises(TesseraError, match=r"head must lie in 0\.\.1"):
-        recall_map(trace, trace.memories[0], 2)
+    refused(r"head must lie in 0\.\.1", recall_map, trace, trace.memories[0], 2)
 
 
 def test_pairs_before_the_text_are_left_of_it_in_the_map():
@@ -83,8 +81,7 @@ def test_recalled_text():
     assert frame.get_x() == shades[-1].get_x()
     mean = recalled_text(trace, trace.memories[0], None, 30)
     assert sum(patch.get_alpha() > 0 for patch in mean.patches[:-1]) >= len(pairs)
-    with pytest.raises(TesseraError, match="query must be a traced token"):
-        recalled_text(trace, trace.memories[0], 0, 99)
+    refused("query must be a traced token", recalled_text, trace, trace.memories[0], 0, 99)
 
 
 def test_a_notebook_shows_the_page_in_a_sandbox():

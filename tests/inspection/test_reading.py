@@ -4,47 +4,24 @@ from dataclasses import fields
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config
 
-import tessera
 from tessera.base.errors import TesseraError
 from tessera.inspection import Removal, find_sites, loss_of, recall_weights, trace, watched_text
-from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config
+from tests.inspection import models
+from tests.inspection.models import build, gpt2, v1, v2
+from tests.refusals import refused
 
-IDS = (torch.arange(1, 21)[None] ** 2) % 30
+IDS = models.IDS[:, :20]
 CONFIGS = {
-    "v1": tessera.MemoryMosaicConfig(
-        vocab_size=30,
-        hidden_size=16,
-        num_layers=2,
-        num_heads=2,
-        num_persistent_slots=5,
-        num_persistent_banks=2,
-        kernel="triweight",
-    ),
-    "v1 without slots": tessera.MemoryMosaicConfig(
-        vocab_size=30, hidden_size=16, num_layers=2, num_heads=2, num_persistent_slots=0
-    ),
-    "v2": MemoryMosaicV2Config(
-        vocab_size=30,
-        hidden_size=16,
-        num_layers=2,
-        num_heads=2,
-        intermediate_size=16,
-        short_term_span=4,
-        long_term_delay=6,
-        training_long_term_delay=(6, 8),
-    ),
+    "v1": v1(num_persistent_banks=2, kernel="triweight"),
+    "v1 without slots": v1(num_persistent_slots=0),
+    "v2": v2(),
 }
 
 
 @pytest.fixture(params=CONFIGS)
 def model(request):
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIGS[request.param]).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, 0.0, 0.3) if parameter.dim() > 1 else None
-    return model
+    return build(CONFIGS[request.param], 0.3)
 
 
 def test_blocks(model, monkeypatch):
@@ -87,8 +64,7 @@ def test_pairs_of_a_state_have_negative_numbers(model):
 
 def test_a_slot_of_a_bank_is_taken_out():
     """The other slots of that bank share its weight; the other bank stays."""
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIGS["v1"]).eval()
+    model = build(CONFIGS["v1"])
     site = next(site for site in find_sites(model) if site.kind == "persistent")
     weights = next(recall for recall in recall_weights(model, IDS, queries=range(20)) if recall.site.name == site.name)
     banks = 2 * weights.weights.unflatten(-1, (2, 5))  # (H, Q, bank, slot)
@@ -100,15 +76,12 @@ def test_a_slot_of_a_bank_is_taken_out():
     loss_of(model, IDS, Removal(site, pair=7))
     handle.remove()
     torch.testing.assert_close(answers[0], expected)
-    with pytest.raises(TesseraError, match="be stored by persistent of layer 0; got 10"):
-        loss_of(model, IDS, Removal(site, pair=10))
+    refused("be stored by persistent of layer 0; got 10", loss_of, model, IDS, Removal(site, pair=10))
 
 
 def test_what_cannot_be_read():
-    model = AutoModelForCausalLM.from_config(GPT2Config(vocab_size=30, n_embd=16, n_layer=1, n_head=2, n_positions=32))
+    model, mosaic = build(gpt2(1)), build(CONFIGS["v1"])
     with pytest.raises(TesseraError, match="memory must be a state of this model"):
-        trace(model, IDS, memory=AutoModelForCausalLM.from_config(CONFIGS["v1"])(IDS, use_cache=True).past_key_values)
-    mosaic = AutoModelForCausalLM.from_config(CONFIGS["v1"])
+        trace(model, IDS, memory=mosaic(IDS, use_cache=True).past_key_values)
     state = mosaic(IDS, use_cache=True).past_key_values
-    with pytest.raises(TesseraError, match="inputs must be left out"):
-        recall_weights(mosaic, IDS, memory=state, attention_mask=torch.ones_like(IDS))
+    refused("inputs must be left out", recall_weights, mosaic, IDS, memory=state, attention_mask=torch.ones_like(IDS))

@@ -3,25 +3,21 @@
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, MistralConfig
+from transformers import CONFIG_MAPPING, Gemma2Config, LlamaConfig, MistralConfig
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
-import tessera
 from tessera.base.errors import TesseraError
 from tessera.inspection import Removal, find_sites, loss_of, trace
 from tessera.inspection.attention_weights import returned_weights
 from tessera.inspection.recall import recall_weights
-from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config
 from tessera.models.transformer import transformer_config
 from tessera.ops.unit_norm import unit_norm
+from tests.inspection.models import build, gpt2, v1, v2
+from tests.refusals import refused
 
-V1 = {"vocab_size": 30, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "num_persistent_slots": 5}
 IDS = torch.arange(1, 21)[None] % 30
-
-
-def build(config):
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config).eval()
+GROUPED = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8}
+GROUPED |= {"num_key_value_heads": 1, "intermediate_size": 32, "sliding_window": 4}
 
 
 @pytest.mark.parametrize(
@@ -29,7 +25,7 @@ def build(config):
 )
 def test_weights_times_values_are_the_answer(kernel):
     """The contextual memory of the first layer, made again from its extractors."""
-    model = build(tessera.MemoryMosaicConfig(kernel=kernel, **V1))
+    model = build(v1(kernel=kernel))
     memory = model.model.layers[0].contextual
     answers = []
     memory.output.register_forward_pre_hook(lambda module, arguments: answers.append(arguments[0]))
@@ -48,7 +44,7 @@ def test_weights_times_values_are_the_answer(kernel):
 
 
 def test_all_memories_in_their_order():
-    model = build(tessera.MemoryMosaicConfig(**V1))
+    model = build(v1())
     recalls = recall_weights(model, IDS)
     assert [(recall.site.layer, recall.site.kind) for recall in recalls] == [
         (0, "contextual"),
@@ -60,17 +56,7 @@ def test_all_memories_in_their_order():
 
 
 def test_short_and_long_term_memories_see_their_windows():
-    config = MemoryMosaicV2Config(
-        vocab_size=30,
-        hidden_size=16,
-        num_layers=1,
-        num_heads=2,
-        intermediate_size=16,
-        short_term_span=4,
-        long_term_delay=6,
-        training_long_term_delay=(6, 8),
-    )
-    short, long = recall_weights(build(config), IDS, queries=[5, 15])
+    short, long = recall_weights(build(v2(num_layers=1)), IDS, queries=[5, 15])
     assert (short.site.kind, long.site.kind) == ("short_term", "long_term")
     assert [row.nonzero().flatten().tolist() for row in short.weights[0]] == [[2, 3, 4], [12, 13, 14]]
     assert [row.nonzero().flatten().tolist() for row in long.weights[0]] == [[], list(range(10))]
@@ -80,15 +66,8 @@ def test_short_and_long_term_memories_see_their_windows():
 @pytest.mark.parametrize(
     "config",
     [
-        GPT2Config(vocab_size=30, n_embd=16, n_layer=2, n_head=2, n_positions=32),
-        LlamaConfig(
-            vocab_size=30,
-            hidden_size=16,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            intermediate_size=32,
-        ),
+        gpt2(),
+        LlamaConfig(**{**GROUPED, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}),
         transformer_config(positions="alibi", vocab_size=30, hidden_size=16, num_layers=2, num_heads=2),
     ],
     ids=["gpt2", "llama", "bloom"],
@@ -104,10 +83,6 @@ def test_attention_of_transformers_is_what_transformers_say(config):
     for recall, attention in zip(recalls, attentions):
         torch.testing.assert_close(recall.weights, attention[0][:, queries], rtol=0, atol=1e-5)
         assert recall.num_pairs.tolist() == [1, 4, 20]
-
-
-GROUPED = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8}
-GROUPED |= {"num_key_value_heads": 1, "intermediate_size": 32, "sliding_window": 4}
 
 
 @pytest.mark.parametrize(
@@ -149,8 +124,7 @@ def test_keys_that_a_model_chooses_for_each_query_are_the_ones_that_are_seen(kin
     for recall, attention in zip(recalls, attentions, strict=True):
         torch.testing.assert_close(recall.weights, attention[0][:, [1, 19]], rtol=0, atol=1e-5)
         assert recall.num_pairs.tolist() == [2, 3]
-    with pytest.raises(TesseraError, match="but no head or pair left out"):
-        loss_of(model, IDS, Removal(find_sites(model)[0], head=0))
+    refused("but no head or pair left out", loss_of, model, IDS, Removal(find_sites(model)[0], head=0))
 
 
 LONGCAT = {"num_layers": 1, "ffn_hidden_size": 16, "expert_ffn_hidden_size": 8, "n_routed_experts": 4, "moe_topk": 2}
@@ -172,14 +146,13 @@ def test_layers_that_run_several_times_or_are_not_known_are_refused(kind):
     sizes = {name: SPARSE[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")}
     model = build(CONFIG_MAPPING[kind](**{**sizes, "intermediate_size": 16, **more}))
     for make in (trace, recall_weights):
-        with pytest.raises(TesseraError, match=message):
-            make(model, IDS)
+        refused(message, make, model, IDS)
 
 
 @pytest.mark.parametrize("is_autocast", [False, True])
 def test_weights_of_a_bfloat16_model_are_those_of_its_queries_and_keys(is_autocast):
     """A large score that is rounded to bfloat16 is off by more than its weight."""
-    model, seen = build(GPT2Config(vocab_size=30, n_embd=16, n_layer=1, n_head=2, n_positions=32)), []
+    model, seen = build(gpt2(1)), []
     with torch.no_grad():
         model.transformer.h[0].attn.c_attn.weight[:, :32] *= 60
     model = model if is_autocast else model.bfloat16()
@@ -196,12 +169,11 @@ def test_weights_of_a_bfloat16_model_are_those_of_its_queries_and_keys(is_autoca
 def test_a_head_is_not_left_out_of_attention_that_would_be_another():
     model = build(MistralConfig(**GROUPED))
     model.set_attn_implementation("tessera_biweight")
-    with pytest.raises(TesseraError, match="MistralForCausalLM does not"):
-        loss_of(model, IDS, Removal(find_sites(model)[0], head=0))
+    refused("MistralForCausalLM does not", loss_of, model, IDS, Removal(find_sites(model)[0], head=0))
 
 
 def test_the_model_is_as_before():
-    model = build(GPT2Config(vocab_size=30, n_embd=16, n_layer=1, n_head=2, n_positions=32)).train()
+    model = build(gpt2(1)).train()
     hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
     recall_weights(model, IDS)
     assert model.training
@@ -222,8 +194,7 @@ def test_blooms_attention_and_network_are_left_out_without_the_stream_that_they_
         for site, left in ((attention, without_attention), (network, without_network)):
             losses = cross_entropy(model.lm_head(bloom.ln_f(left))[0, :-1], IDS[0, 1:], reduction="none")
             torch.testing.assert_close(loss_of(model, IDS, Removal(site))[1:], losses)
-    with pytest.raises(TesseraError, match="BloomForCausalLM does not"):
-        loss_of(model, IDS, Removal(attention, head=0))
+    refused("BloomForCausalLM does not", loss_of, model, IDS, Removal(attention, head=0))
 
 
 def test_attention_that_hides_its_weights_is_an_error():
@@ -235,8 +206,6 @@ def test_attention_that_hides_its_weights_is_an_error():
 
 
 def test_errors():
-    model = build(tessera.MemoryMosaicConfig(**V1))
-    with pytest.raises(TesseraError, match=r"queries must lie in 0\.\.19"):
-        recall_weights(model, IDS, queries=[20])
-    with pytest.raises(TesseraError, match=r"input_ids must be \(1, T\)"):
-        recall_weights(model, IDS.repeat(2, 1))
+    model = build(v1())
+    refused(r"queries must lie in 0\.\.19", recall_weights, model, IDS, queries=[20])
+    refused(r"input_ids must be \(1, T\)", recall_weights, model, IDS.repeat(2, 1))

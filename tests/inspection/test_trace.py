@@ -5,39 +5,22 @@ from random import Random
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config
+from transformers import AutoModelForCausalLM
 
 import tessera
 from tessera.base.errors import TesseraError
 from tessera.inspection import Removal, Trace, find_sites, loss_of, recall_weights, trace, trace_memory
 from tessera.inspection.segments import Lens
-from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config
+from tests.inspection import models
+from tests.inspection.models import gpt2, v1, v2
+from tests.refusals import refused
 
-IDS = (torch.arange(1, 21)[None] ** 2) % 30
-CONFIGS = {
-    "v1": tessera.MemoryMosaicConfig(
-        vocab_size=30, hidden_size=16, num_layers=2, num_heads=2, num_persistent_slots=5, kernel="triweight"
-    ),
-    "v2": MemoryMosaicV2Config(
-        vocab_size=30,
-        hidden_size=16,
-        num_layers=1,
-        num_heads=2,
-        intermediate_size=16,
-        short_term_span=4,
-        long_term_delay=6,
-        training_long_term_delay=(6, 8),
-    ),
-    "gpt2": GPT2Config(vocab_size=30, n_embd=16, n_layer=2, n_head=2, n_positions=32),
-}
+IDS = models.IDS[:, :20]
+CONFIGS = {"v1": v1(kernel="triweight"), "v2": v2(num_layers=1), "gpt2": gpt2()}
 
 
 def build(name):
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIGS[name]).eval()
-    for parameter in model.parameters():  # small initial weights would make every removal cost nothing
-        torch.nn.init.normal_(parameter, 0.0, 0.3) if parameter.dim() > 1 else None
-    return model
+    return models.build(CONFIGS[name], 0.3)
 
 
 @pytest.fixture(params=CONFIGS)
@@ -220,15 +203,11 @@ def test_what_a_stored_memory_holds():
         left, _, right = torch.linalg.svd(state.A[layer, 0].detach(), full_matrices=False)
         contents = left.sum(0).sign()[:, None] * right
         assert stored.tokens[layer, 0, 0] == Lens(model.base)(contents[:1]).argmax()
-    with pytest.raises(TesseraError, match="must be an ARMT, RMT or PRMT model"):
-        trace_memory(build("v1"), state)
+    refused("must be an ARMT, RMT or PRMT model", trace_memory, build("v1"), state)
 
 
 def test_what_is_no_trace(tmp_path):
     (tmp_path / "x").write_bytes(b"no")
-    with pytest.raises(TesseraError, match="must be a stored trace"):
-        Trace.load(tmp_path / "x")
-    with pytest.raises(TesseraError, match="removals must be one of"):
-        trace(build("v1"), IDS, removals="some")
-    with pytest.raises(TesseraError, match="Known: contextual of layer 0"):
-        trace(build("v1"), IDS, removals="none").memory(9, "contextual")
+    refused("must be a stored trace", Trace.load, tmp_path / "x")
+    refused("removals must be one of", trace, build("v1"), IDS, removals="some")
+    refused("Known: contextual of layer 0", trace(build("v1"), IDS, removals="none").memory, 9, "contextual")

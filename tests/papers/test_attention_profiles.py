@@ -17,7 +17,7 @@ from tessera.papers.attention_profiles.report import (
     recent_peak_width,
 )
 from tessera.papers.experiment import Record, RunSelection
-from tests.inspection.test_recall import build
+from tests.inspection.models import build
 
 
 class Texts(Dataset):
