@@ -10,6 +10,7 @@ from tessera.base.errors import TesseraError
 from tessera.data.sources import text_source
 from tessera.data.store import open_or_build
 from tessera.data.tokenizers import byte_tokenizer
+from tests.refusals import refused
 
 TOKENIZER = byte_tokenizer()
 BEGIN, END = TOKENIZER.bos_token_id, TOKENIZER.eos_token_id
@@ -118,8 +119,7 @@ def test_an_empty_corpus_is_refused_and_named(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_named(text, tmp_path):
     (tmp_path / "stores").write_text("a file, not a folder")
-    with pytest.raises(TesseraError, match="cannot be written"):
-        build(text, tmp_path)
+    refused("cannot be written", build, text, tmp_path)
 
 
 def test_large_vocabularies_are_stored_in_four_bytes(text, tmp_path):
@@ -134,5 +134,4 @@ def test_large_vocabularies_are_stored_in_four_bytes(text, tmp_path):
 def test_a_missing_end_token_is_refused(text, tmp_path):
     tokenizer = byte_tokenizer()
     tokenizer.eos_token = None
-    with pytest.raises(TesseraError, match="end_token must be false"):
-        open_or_build(text, tokenizer, tmp_path / "stores")
+    refused("end_token must be false", open_or_build, text, tokenizer, tmp_path / "stores")

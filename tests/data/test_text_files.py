@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tessera.base.errors import TesseraError
 from tessera.data.text_files import documents_of_file, documents_of_json_lines, safe_pieces, text_of_file
 from tessera.data.tokenizers import train_bpe
+from tests.refusals import refused
 
 SAMPLE = "The king's daughter said:\r\n\n  'No.'\n\nThen 12 geese\tflew  away \nand\nnever came back, né? "
 
@@ -104,14 +105,9 @@ def test_separators_divide_documents_and_empty_parts_are_none(tmp_path, piece):
 @pytest.mark.parametrize("piece", [1, 4, 1000])
 def test_the_byte_that_is_not_utf8_is_named(tmp_path, piece):
     (tmp_path / "file.txt").write_bytes("dé".encode() * 4 + b"\xff more")
-    with pytest.raises(TesseraError, match=r"file\.txt: text must be UTF-8; byte 12 is not"):
-        read(tmp_path / "file.txt", piece_bytes=piece)
-
-
-def test_text_that_ends_inside_a_character_is_refused(tmp_path):
+    refused(r"file\.txt: text must be UTF-8; byte 12 is not", read, tmp_path / "file.txt", piece_bytes=piece)
     (tmp_path / "file.txt").write_bytes("abcé".encode()[:-1])
-    with pytest.raises(TesseraError, match="byte 3 is not"):
-        read(tmp_path / "file.txt")
+    refused("byte 3 is not", read, tmp_path / "file.txt", piece_bytes=piece)
 
 
 def test_empty_json_texts_are_no_documents(tmp_path):
@@ -130,5 +126,4 @@ def test_json_lines_hold_texts_or_objects(tmp_path, piece):
 @pytest.mark.parametrize("line", ["once upon", "[1]", '{"other": "x"}', r'"\ud83d"', "[" * 100_000])
 def test_the_json_line_without_text_is_named(tmp_path, line):
     (tmp_path / "file.jsonl").write_text('"fine"\n' + line)
-    with pytest.raises(TesseraError, match="line 2(: the text)? must be"):
-        list(documents_of_json_lines(tmp_path / "file.jsonl", "text"))
+    refused("line 2(: the text)? must be", list, documents_of_json_lines(tmp_path / "file.jsonl", "text"))

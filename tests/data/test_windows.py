@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tessera.base.errors import TesseraError
 from tessera.data.sources import text_source
 from tessera.data.store import StoreDescription, TokenStore, open_or_build
 from tessera.data.windows import Split, TrainingWindows, ValidationWindows, shuffled, stacked
+from tests.refusals import refused
 
 
 def store_of(tmp_path, count, starts=(0,)):
@@ -61,10 +61,8 @@ def test_texts_of_about_one_window_work(tmp_path, count):
 
 
 def test_text_shorter_than_a_context_is_refused(tmp_path):
-    with pytest.raises(TesseraError, match=r"one context of 8 tokens; got 7 tokens"):
-        TrainingWindows(Split.of(store_of(tmp_path, 7)), 8, 1, seed=0)
-    with pytest.raises(TesseraError, match="validation text"):
-        ValidationWindows(Split.of(store_of(tmp_path, 7)), 8)
+    refused(r"one context of 8 tokens; got 7 tokens", TrainingWindows, Split.of(store_of(tmp_path, 7)), 8, 1, seed=0)
+    refused("validation text", ValidationWindows, Split.of(store_of(tmp_path, 7)), 8)
 
 
 def test_documents_are_numbered_and_not_predicted_across(tmp_path):

@@ -3,15 +3,7 @@
 from collections.abc import Callable
 
 import torch
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
-    PreTrainedModel,
-)
+import transformers as hf
 
 import tessera
 from tessera.models.linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
@@ -23,39 +15,39 @@ V2 = {"intermediate_size": 40, "short_term_span": 6, "long_term_delay": 4}
 SPECIAL = {"bos_token_id": 256, "eos_token_id": 257}
 
 
-def _gpt2() -> PreTrainedModel:
-    return GPT2LMHeadModel(GPT2Config(vocab_size=258, n_embd=24, n_layer=2, n_head=3, n_positions=300, **SPECIAL))
+def _gpt2() -> hf.PreTrainedModel:
+    return hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=258, n_embd=24, n_layer=2, n_head=3, n_positions=300, **SPECIAL))
 
 
-def _llama() -> PreTrainedModel:
+def _llama() -> hf.PreTrainedModel:
     sizes = {"vocab_size": 258, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
-    return LlamaForCausalLM(LlamaConfig(**sizes, intermediate_size=40, **SPECIAL))
+    return hf.LlamaForCausalLM(hf.LlamaConfig(**sizes, intermediate_size=40, **SPECIAL))
 
 
-def _mamba() -> PreTrainedModel:
-    config = MambaConfig(
+def _mamba() -> hf.PreTrainedModel:
+    config = hf.MambaConfig(
         vocab_size=258, hidden_size=24, num_hidden_layers=2, state_size=4, pad_token_id=None, **SPECIAL
     )
-    return use_selective_scan(MambaForCausalLM(config))
+    return use_selective_scan(hf.MambaForCausalLM(config))
 
 
-def _segmented(wrap: Callable) -> PreTrainedModel:
+def _segmented(wrap: Callable) -> hf.PreTrainedModel:
     model = wrap(_llama(), segment_size=8, num_memory_tokens=2)
     for memory in getattr(model, "memories", ()):
         torch.nn.init.normal_(memory.value.weight)
     return model
 
 
-def v1(**changes: object) -> PreTrainedModel:
+def v1(**changes: object) -> hf.PreTrainedModel:
     config = tessera.MemoryMosaicConfig(**{**SIZES, "num_persistent_slots": 10, **changes})
     return tessera.MemoryMosaicForCausalLM(config)
 
 
-def v2(**changes: object) -> PreTrainedModel:
+def v2(**changes: object) -> hf.PreTrainedModel:
     return tessera.MemoryMosaicV2ForCausalLM(tessera.MemoryMosaicV2Config(**{**SIZES, **V2, **changes}))
 
 
-MAKERS: dict[str, Callable[[], PreTrainedModel]] = {
+MAKERS: dict[str, Callable[[], hf.PreTrainedModel]] = {
     "v1": v1,
     "v2": v2,
     "linear attention": lambda: LinearAttentionForCausalLM(
@@ -72,7 +64,7 @@ MAKERS: dict[str, Callable[[], PreTrainedModel]] = {
 OF_PAIRS = ("v1", "v2")
 
 
-def make(kind: str) -> PreTrainedModel:
+def make(kind: str) -> hf.PreTrainedModel:
     """The same model each time, in evaluation mode."""
     torch.manual_seed(0)
     return MAKERS[kind]().eval()

@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import pipeline
 
-from tessera.base.errors import TesseraError
 from tessera.cli.main import main
 from tessera.data.tokenizers import byte_tokenizer
 from tessera.generation.sampling import Sampling, continuation
@@ -18,6 +17,7 @@ from tessera.memory_files import Memory, citations
 from tessera.memory_files.answering import GREEDY
 from tessera.memory_files.page import is_page, write_page
 from tests.memory_files.models import make
+from tests.refusals import refused
 
 BOOK = "A king lived here. He had two sons.\r\nOne was <b>tall</b>! The queen ate a cake.\n"
 
@@ -111,10 +111,8 @@ def test_the_pipeline_answers_as_the_memory_does():
     memory = Memory(model, tokenizer).read(BOOK)
     assert asking(memory, question="Who", max_new_tokens=3) == single
     assert memory.ask("Who", Sampling(3, 0.0)).probability == single["score"]
-    with pytest.raises(TesseraError, match=r"keywords must be cite or of max_new_tokens.*; got batch_size"):
-        asking(BOOK, question="Who", batch_size=2)
-    with pytest.raises(TesseraError, match="context must hold text; got none"):
-        asking([], question="Who")
+    refused(r"keywords must be cite or of max_new_tokens.*; got batch_size", asking, BOOK, question="Who", batch_size=2)
+    refused("context must hold text; got none", asking, [], question="Who")
 
 
 @pytest.mark.parametrize("kind", ["v1", "v2", "linear attention", "lstm"])

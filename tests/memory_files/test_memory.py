@@ -24,6 +24,7 @@ from tessera.models.saving.state_file import StateFile, save_values
 from tests.covering import some
 from tests.memory_files.documents import SENTENCES, write_documents
 from tests.memory_files.models import MAKERS, OF_PAIRS, make, v1
+from tests.refusals import refused
 
 OF_EACH_STATE = ("v1", "v2", "linear attention", "lstm", "armt", "gpt2")
 TEXTS = {
@@ -133,8 +134,7 @@ def test_a_minimax_is_refused_where_it_loses_what_it_read(first, tmp_path):
     config = MiniMaxConfig(vocab_size=258, **sizes, intermediate_size=8, num_local_experts=2, layer_types=kinds)
     read = Memory(MiniMaxForCausalLM(config).eval(), byte_tokenizer())
     if first == "linear_attention":
-        with pytest.raises(TesseraError, match="the model must read on behind its state; got minimax"):
-            read.read(TEXTS["kings"])
+        refused("the model must read on behind its state; got minimax", read.read, TEXTS["kings"])
         return
     with pytest.raises(TesseraError, match="must be one of this library or a DynamicCache; got MiniMaxCache"):
         read.read(TEXTS["kings"]).save(tmp_path / "memory")
@@ -143,8 +143,7 @@ def test_a_minimax_is_refused_where_it_loses_what_it_read(first, tmp_path):
 def test_states_of_different_models_are_no_memory():
     """Only the last one's model was kept, and so questions were answered behind pairs of another."""
     states = [memory(v1(kernel=kernel).eval(), "kings").state for kernel in ("gaussian", "biweight")]
-    with pytest.raises(TesseraError, match="states must be of one model; got one of another configuration"):
-        together(states)
+    refused("states must be of one model; got one of another configuration", together, states)
 
 
 def test_left_out_pairs_are_pairs_that_are_not_there():
@@ -241,14 +240,11 @@ def test_files_that_are_no_memory_of_this_model(tmp_path):
     load()
     other = copy.deepcopy(model)
     other.lm_head.weight.data[0, 0] += 1e-3
-    with pytest.raises(TesseraError, match="one that this model read; got .*, of other weights. Read"):
-        load(other)
-    with pytest.raises(TesseraError, match="be a stored llama memory; got memory_mosaic_v2 file"):
-        load(make("llama"))
+    refused("one that this model read; got .*, of other weights. Read", load, other)
+    refused("be a stored llama memory; got memory_mosaic_v2 file", load, make("llama"))
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens(["king"])
-    with pytest.raises(TesseraError, match="of other tokens"):
-        load(tokenizer=tokenizer)
+    refused("of other tokens", load, tokenizer=tokenizer)
     content, damaged = path.read_bytes(), tmp_path / "damaged"
     chance = random.Random(0)
     for place in [3, 9, *(chance.randrange(len(content)) for _ in range(40))]:
@@ -259,16 +255,14 @@ def test_files_that_are_no_memory_of_this_model(tmp_path):
             assert same(load(path=damaged).state, load().state), "a space of the description"
     for size in (0, 7, 1000, len(content) - 1):
         damaged.write_bytes(content[:size])
-        with pytest.raises(TesseraError, match="must be a stored memory"):
-            load(path=damaged)
+        refused("must be a stored memory", load, path=damaged)
     later = StateFile.open(path, "test")
     import tessera.models.saving.state_file as state_file
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state_file, "THIS_VERSION", 3)
         save_values(damaged, later.kind, {"documents": []})
-    with pytest.raises(TesseraError, match="be a memory of version 2; got version 3"):
-        load(path=damaged)
+    refused("be a memory of version 2; got version 3", load, path=damaged)
 
 
 def test_a_state_without_its_tokens_goes_on_and_is_not_merged_behind_others(tmp_path):
@@ -312,9 +306,7 @@ def test_what_cannot_be_is_said(tmp_path):
         (lambda: read.read(Path("none.txt")), "none.txt: cannot be read"),
         (lambda: read.ask("Who?", cite=1), "keep pairs"),
     ]:
-        with pytest.raises(TesseraError, match=match):
-            mistake()
+        refused(match, mistake)
     (tmp_path / "a.pdf").write_bytes(b"%PDF-1.4")
-    with pytest.raises(TesseraError, match=r"a.pdf: (needs the package markitdown|cannot be read as pdf)"):
-        read.read(tmp_path / "a.pdf")
+    refused(r"a.pdf: (needs the package markitdown|cannot be read as pdf)", read.read, tmp_path / "a.pdf")
     assert together([memory(make("v1"), "kings").state]).document is None

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from tessera.base.errors import TesseraError
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.papers.associative_retrieval.task import AssociativeRetrieval, capacity, capacity_error
 from tessera.tasks.task import TokenExamples
+from tests.refusals import refused
 from tests.tasks.cases import case_of
 
 
@@ -60,9 +60,6 @@ def test_capacity_inverts_the_mixture_of_knowing_and_guessing():
 
 
 def test_impossible_tasks_are_refused():
-    with pytest.raises(TesseraError, match="rule must be one of remember, rewrite"):
-        AssociativeRetrieval("recall")
-    with pytest.raises(TesseraError, match=r"at most the number of keys \(16, key_size 1\); got 17"):
-        AssociativeRetrieval("remember", 17)
-    with pytest.raises(TesseraError, match="num_pairs must be at least 1; got 0"):
-        AssociativeRetrieval("rewrite", 0)
+    refused("rule must be one of remember, rewrite", AssociativeRetrieval, "recall")
+    refused(r"at most the number of keys \(16, key_size 1\); got 17", AssociativeRetrieval, "remember", 17)
+    refused("num_pairs must be at least 1; got 0", AssociativeRetrieval, "rewrite", 0)

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from tessera.base.errors import TesseraError
 from tessera.papers.induction.task import Induction, InductionDetails, shakespeare_bigrams
 from tessera.papers.induction.task import drawn as drawn_with
 from tessera.tasks.task import TokenExamples
+from tests.refusals import refused
 
 
 def test_the_bigrams_are_those_of_tiny_shakespeare():
@@ -71,5 +71,4 @@ def test_without_a_second_occurrence_there_is_no_accuracy():
 
 def test_settings_are_checked():
     for name, value in (("length", 3), ("num_triggers", 66), ("triggers", "rare")):
-        with pytest.raises(TesseraError, match=name):
-            Induction(**{name: value})
+        refused(name, Induction, **{name: value})

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tessera.base.errors import TesseraError
 from tessera.papers.experiment import EXPERIMENTS, Record, RunSelection
 from tessera.papers.language_modeling.report import by_row, loss, tables
 from tessera.papers.language_modeling.run import MAIN, POSITIONS, RATES, SEARCH
 from tessera.papers.out_of_distribution import report as other_text
 from tessera.papers.records import difference
 from tessera.papers.results import ResultsFile
+from tests.refusals import refused
 
 RESULTS = Path(__file__).parents[2] / "results"
 LANGUAGE, OTHER = EXPERIMENTS["language_modeling"], EXPERIMENTS["out_of_distribution"]
@@ -138,13 +138,9 @@ def test_text_of_the_users_is_named_not_located(tmp_path):
     assert changed.text != settings.text, "another text under the same name is another run"
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [(("stories",), "be NAME=PATH"), (("a=/none",), "no such text file")],
-)
+@pytest.mark.parametrize(("data", "message"), [(("stories",), "be NAME=PATH"), (("a=/none",), "no such text file")])
 def test_mistakes_in_data(data, message):
-    with pytest.raises(TesseraError, match=message):
-        OTHER.runs(RunSelection("smoke", data=data))
+    refused(message, OTHER.runs, RunSelection("smoke", data=data))
 
 
 def test_other_text_is_read_by_the_models_of_the_main_trainings():

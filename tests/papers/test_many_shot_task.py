@@ -8,6 +8,7 @@ import pytest
 from tessera.base.errors import TesseraError
 from tessera.papers.many_shot.prompts import BANKING77, TEMPLATES, Example, by_label, draw_episode, read_examples
 from tessera.papers.many_shot.task import ManyShot
+from tests.refusals import refused
 from tests.tasks.cases import case_of
 
 SHOWN = [
@@ -35,8 +36,7 @@ def test_prompts_are_those_of_appendix_g():
         "service query: Can I get a card even if I live outside the UK?\nintent category:"
     )
     assert TEMPLATES["goemotions"].question(Example("Oh.", "joy"), "space") == "comment: Oh.\nemotion category:"
-    with pytest.raises(TesseraError, match="delimiter must be newline or space; got 'tab'"):
-        TEMPLATES["banking77"].prompt(SHOWN, QUERY, "tab")
+    refused("delimiter must be newline or space; got 'tab'", TEMPLATES["banking77"].prompt, SHOWN, QUERY, "tab")
 
 
 def test_the_bundled_files_are_the_published_ones():
@@ -54,16 +54,12 @@ def test_goemotions_takes_the_rows_with_one_label(tmp_path):
     path.write_text('text\tlabel\tid\n"Quoted\t2\tab\nTwo labels\t0,1\tcd\nPlain \t0\tef\n')
     assert read_examples("goemotions", path) == [Example('"Quoted', "anger"), Example("Plain", "admiration")]
     path.write_text("text without a label\n")
-    with pytest.raises(TesseraError, match="line 1 must be text, labels below 3 and id"):
-        read_examples("goemotions", path)
+    refused("line 1 must be text, labels below 3 and id", read_examples, "goemotions", path)
     path.write_text("text\t3\tid\n")
-    with pytest.raises(TesseraError, match="line 1 must be"):
-        read_examples("goemotions", path)
-    with pytest.raises(TesseraError, match="cannot be read"):
-        read_examples("goemotions", tmp_path / "none.tsv")
+    refused("line 1 must be", read_examples, "goemotions", path)
+    refused("cannot be read", read_examples, "goemotions", tmp_path / "none.tsv")
     (tmp_path / "labels.txt").unlink()
-    with pytest.raises(TesseraError, match="test.tsv: labels.txt or emotions.txt must lie beside it"):
-        read_examples("goemotions", path)
+    refused("test.tsv: labels.txt or emotions.txt must lie beside it", read_examples, "goemotions", path)
 
 
 def test_a_row_ends_at_a_line_feed_alone(tmp_path):
@@ -71,13 +67,6 @@ def test_a_row_ends_at_a_line_feed_alone(tmp_path):
     for mark in ("", "\ufeff"):
         path.write_text(mark + 'text,category\nOne\u2028text,a\n"Two\nlines",b\n', encoding="utf-8")
         assert read_examples("banking77", path) == [Example("One text", "a"), Example("Two lines", "b")]
-
-
-def test_banking77_needs_its_header(tmp_path):
-    path = tmp_path / "train.csv"
-    path.write_text("question,intent\na,b\n")
-    with pytest.raises(TesseraError, match="header text,category; got \\['question', 'intent'\\]"):
-        read_examples("banking77", path)
 
 
 GROUPS = {name: [Example(f"{name} {number}", name) for number in range(5)] for name in "abc"}
@@ -119,8 +108,7 @@ def test_a_row_is_the_prompt_with_one_token_for_each_label():
         assert targets == [task.label(label) for label in shown]
         text = task.vocabulary.decode(row.tolist())
         assert text.count("service query:") == 9
-    with pytest.raises(TesseraError, match="num_classes must be between 2 and 8; got 9"):
-        ManyShot(num_classes=9)
+    refused("num_classes must be between 2 and 8; got 9", ManyShot, num_classes=9)
 
 
 def test_the_likeliest_label_is_chosen_among_the_labels_of_the_context():
@@ -137,6 +125,7 @@ def test_the_likeliest_label_is_chosen_among_the_labels_of_the_context():
     ("kind", "content", "message"),
     [
         ("banking77", b"text,category\n\xff,a\n", "text must be UTF-8"),
+        ("banking77", b"question,intent\na,b\n", r"header text,category; got \['question', 'intent'\]"),
         ("banking77", b"text,category\nonly text\n", "line 2 must hold a text and a category"),
         ("banking77", b"text,category\n", "must hold labelled texts; got none"),
         ("goemotions", b"\xff\t0\ta\n", "text must be UTF-8"),
@@ -146,8 +135,7 @@ def test_the_likeliest_label_is_chosen_among_the_labels_of_the_context():
 def test_files_without_labelled_texts(kind, content, message, tmp_path):
     (tmp_path / "labels.txt").write_text("joy\n")
     (tmp_path / "file").write_bytes(content)
-    with pytest.raises(TesseraError, match=message):
-        read_examples(kind, tmp_path / "file")
+    refused(message, read_examples, kind, tmp_path / "file")
 
 
 @pytest.mark.parametrize("distinct", [1, 2])
@@ -161,5 +149,4 @@ def test_repeated_texts_take_turns_and_queries_are_among_them(distinct):
         assert {(one.text, one.label) for one in episode.queries} <= {
             (one.text, one.label) for one in episode.demonstrations
         }
-    with pytest.raises(TesseraError, match="distinct must be between 1 and shots"):
-        ManyShot(shots=4, distinct=5)
+    refused("distinct must be between 1 and shots", ManyShot, shots=4, distinct=5)

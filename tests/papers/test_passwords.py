@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from tessera.base.errors import TesseraError
 from tessera.data.tokenizers import byte_tokenizer
 from tessera.memory_files import Memory
 from tessera.memory_files.answering import Answer
@@ -19,6 +18,7 @@ from tessera.papers.passwords.demo import (
 )
 from tessera.papers.passwords.task import Passwords
 from tests.memory_files.models import make
+from tests.refusals import refused
 
 
 def test_people_and_words_are_single_tokens():
@@ -109,6 +109,5 @@ def test_the_demo_knows_where_it_hid_what(tmp_path):
 
 
 def test_a_length_without_room_for_a_question_is_named():
-    with pytest.raises(TesseraError, match="Passwords: length must be at least 58 tokens; got 3"):
-        Passwords().at_length(3)
+    refused("Passwords: length must be at least 58 tokens; got 3", Passwords().at_length, 3)
     assert Passwords().at_length(58).length == 58

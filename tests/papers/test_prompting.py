@@ -25,6 +25,7 @@ from tessera.papers.many_shot.prompting import (
     requests_of,
 )
 from tessera.papers.many_shot.prompts import DELIMITERS, TEMPLATES, Episode, Example, Template, draw_episode
+from tests.refusals import refused
 
 TOKENIZER = byte_tokenizer()
 GROUPS = {name: [Example(f"{name}{number}", name) for number in range(6)] for name in ("happy", "sad")}
@@ -112,8 +113,7 @@ def test_a_prompt_that_does_not_fit_is_an_error():
     with pytest.raises(TesseraError, match="the prompt must fit the 40 positions .* got 45 tokens. Fewer shots."):
         request_of(model, TOKENIZER, "x" * 40, "y" * 5)
     file = QuestionFile(("a b",), (DocumentQuestion("Why?", ("x",), (0,)),))
-    with pytest.raises(TesseraError, match="length must be at most the 40 positions"):
-        document_scores(model, TOKENIZER, file, [64])
+    refused("length must be at most the 40 positions", document_scores, model, TOKENIZER, file, [64])
 
 
 SQUAD = {"data": [{"paragraphs": [

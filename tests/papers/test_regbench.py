@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from tessera.base.dataclass_io import to_json
-from tessera.base.errors import TesseraError
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.papers.experiment import Record, RunContext, RunSelection
 from tessera.papers.regbench.report import EXPERIMENT, longest_trainings, tables
 from tessera.papers.regbench.run import Batches, loss_by_block, mean_loss, scores_of
 from tessera.papers.regbench.task import RegBench
+from tests.refusals import refused
 from tests.tasks.cases import VARIANTS
 
 SMALL = VARIANTS["regbench"][1]
@@ -78,10 +78,8 @@ def test_choices_are_obeyed_or_refused():
         "mosaic_v2 biweight, 8 epochs/1000/seed 0", "lstm, 8 epochs/1000/seed 0",
         "mosaic_v2 biweight, 3 epochs/2500/seed 0", "lstm, 3 epochs/2500/seed 0", "lstm, 40 epochs/100/seed 0",
     ]  # fmt: skip
-    with pytest.raises(TesseraError, match="unknown model 'gru'"):
-        EXPERIMENT.runs(RunSelection("cpu", ("gru",)))
-    with pytest.raises(TesseraError, match="Did you mean 'biweight'"):
-        EXPERIMENT.runs(RunSelection("cpu", kernels=("biwight",)))
+    refused("unknown model 'gru'", EXPERIMENT.runs, RunSelection("cpu", ("gru",)))
+    refused("Did you mean 'biweight'", EXPERIMENT.runs, RunSelection("cpu", kernels=("biwight",)))
 
 
 def test_losses_by_block_are_means_over_their_labels():

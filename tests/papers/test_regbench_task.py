@@ -7,8 +7,8 @@ from itertools import product
 import pytest
 import torch
 
-from tessera.base.errors import TesseraError
 from tessera.papers.regbench.task import RegBench, canonical, ngram_log_probabilities, random_automaton
+from tests.refusals import refused
 from tests.tasks.cases import VARIANTS, case_of
 
 SMALL = VARIANTS["regbench"][1]
@@ -202,13 +202,10 @@ def test_counting_without_a_context_is_how_often_each_symbol_occurred():
     ],
 )
 def test_impossible_settings_are_refused(change, words):
-    with pytest.raises(TesseraError, match=words):
-        RegBench(**change)
+    refused(words, RegBench, **change)
 
 
 def test_too_many_problems_are_refused():
     task = RegBench(states=(2, 2), alphabet=(2, 2), num_symbols=2, max_edges=1)
-    with pytest.raises(TesseraError, match="count must be at most the number of automata"):
-        task.sample(50, 0)
-    with pytest.raises(TesseraError, match="count must be at least 1"):
-        task.sample(0, 0)
+    refused("count must be at most the number of automata", task.sample, 50, 0)
+    refused("count must be at least 1", task.sample, 0, 0)

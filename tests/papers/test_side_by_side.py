@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tessera.base.errors import TesseraError
 from tessera.papers import runner
 from tessera.papers.experiment import Run
 from tests.papers.chores import Chores, two_that_wait
+from tests.refusals import refused
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +58,7 @@ def test_processes_without_a_run_end_by_themselves(do, monkeypatch):
 
 
 def test_a_failure_waits_for_no_other_and_ends_it(do, tmp_path):
-    with pytest.raises(TesseraError, match="fail late: failed"):
-        do("wait", "fail late")
+    refused("fail late: failed", do, "wait", "fail late")
     assert do.finished == {}
     (waiting,) = tmp_path.glob("*.process")
     wait_for_the_end_of([waiting])
@@ -68,16 +67,12 @@ def test_a_failure_waits_for_no_other_and_ends_it(do, tmp_path):
 def test_a_finished_run_is_kept_although_another_failed_in_the_same_moment(do, monkeypatch):
     """Both are done when the parent looks: the good one is stored before the bad one is told."""
     monkeypatch.setattr(runner, "wait", lambda futures, *first: wait(futures))
-    with pytest.raises(TesseraError, match="fail: failed"):
-        do("fail", "work")
+    refused("fail: failed", do, "fail", "work")
     assert list(do.finished) == ["work"]
 
 
 def test_a_killed_process_is_told_in_a_line(do):
-    with pytest.raises(
-        TesseraError, match=r"reproduce chores: a worker process must not end early; that of die was killed"
-    ):
-        do("die", "wait")
+    refused(r"reproduce chores: a worker process must not end early; that of die was killed", do, "die", "wait")
 
 
 def test_a_mistake_in_the_code_is_told_with_its_place(do):

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tessera.base.errors import TesseraError
 from tessera.kernels import Triweight
 from tessera.memories.linear_contextual import LinearContextualMemory
 from tessera.papers.experiment import RunContext, RunSelection
@@ -14,6 +13,7 @@ from tessera.papers.three_moons import run as module
 from tessera.papers.three_moons.report import EXPERIMENT, dedication, disentangled, gains, levels
 from tessera.papers.three_moons.run import BUDGETS, VARIANTS, weights
 from tessera.papers.three_moons.task import ThreeMoons, deviation
+from tests.refusals import refused
 from tests.tolerances import REORDERED_FLOAT64
 
 
@@ -40,8 +40,7 @@ def test_repeating_the_last_observation_by_hand():
 
 
 def test_continuations_refuse_another_delay():
-    with pytest.raises(TesseraError, match="must have delay 1"):
-        module.continuation_errors(LinearContextualMemory(delay=2), torch.zeros(1, 5, 6), 2)
+    refused("must have delay 1", module.continuation_errors, LinearContextualMemory(delay=2), torch.zeros(1, 5, 6), 2)
 
 
 def test_rate_factor_takes_the_bias_correction_out_of_adamw():

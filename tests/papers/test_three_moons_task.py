@@ -5,7 +5,6 @@ from itertools import combinations
 import pytest
 import torch
 
-from tessera.base.errors import TesseraError
 from tessera.papers.three_moons.task import (
     CANDIDATES,
     HELD_OUT,
@@ -18,6 +17,7 @@ from tessera.papers.three_moons.task import (
     positions_of,
 )
 from tests.golden_files import load
+from tests.refusals import refused
 from tests.tasks.cases import case_of
 
 
@@ -70,8 +70,7 @@ def test_sequences_of_one_triple_and_the_cut():
     ],
 )
 def test_refusals(call, message):
-    with pytest.raises(TesseraError, match=message):
-        call()
+    refused(message, call)
 
 
 def test_scores_follow_their_formula():

@@ -9,6 +9,7 @@ from tessera.ops.kernel_regression import Window
 from tessera.recall import PairIndex
 from tessera.recall.pair_store import PairStore
 from tests.recall.test_recall import KERNELS, near_a_plane, random, scan
+from tests.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 
@@ -69,8 +70,7 @@ def test_keys_whose_squares_overflow_are_filed():
 
 
 def test_keys_that_are_no_numbers_are_refused():
-    with pytest.raises(TesseraError, match="finite"):
-        tessera.recall.build(torch.full((1, 3, 2), float("nan")), torch.zeros(1, 3, 2))
+    refused("finite", tessera.recall.build, torch.full((1, 3, 2), float("nan")), torch.zeros(1, 3, 2))
     index = tessera.recall.build(torch.ones(1, 3, 2), torch.zeros(1, 3, 2))
     with pytest.raises(TesseraError, match="keys must be finite; got NaN or infinity"):
         index.append(torch.full((1, 3, 2), -torch.inf), torch.zeros(1, 3, 2))

@@ -6,6 +6,7 @@ import yaml
 from tessera.base.errors import TesseraError
 from tessera.recipes.recipe import read_recipe, recipe_to_dict
 from tessera.recipes.sections import Recipe
+from tests.refusals import refused
 
 ARMT = {"type": "armt", "base": {"type": "transformer", "hidden_size": 8, "num_heads": 2}}
 MINIMAL = {"model": {"type": "memory_mosaic", "hidden_size": 16, "num_layers": 1, "num_heads": 2}}
@@ -121,11 +122,7 @@ def test_all_problems_come_in_one_message_each_with_file_and_key(recipe, tmp_pat
         ("model", {"type": "linear_attention", "variant": "x"}, "model.variant must be one of "),
         ("model", {"type": "retnet", "num_heads": 0}, "model.num_heads must be a positive integer; got 0."),
         ("model", {"type": "lstm", "hidden_size": 0}, "model.hidden_size must be a positive integer; got 0."),
-        (
-            "model",
-            {"type": "prtm"},
-            "Did you mean 'prmt'? Known: memory_mosaic, memory_mosaic_v2, linear_att",
-        ),
+        ("model", {"type": "prtm"}, "Did you mean 'prmt'? Known: memory_mosaic, memory_mosaic_v2, linear_att"),
         ("model", {"type": "gpt2", "n_embd": 10, "n_head": 4}, "model must be one that gpt2 accepts"),
         ("model", {"type": "gpt2", "n_embd": "wide"}, "model must be one that gpt2 accepts"),
     ],
@@ -185,5 +182,4 @@ def test_a_recipe_may_extend_another(recipe, tmp_path):
 )
 def test_a_base_that_cannot_be(recipe, tmp_path, content, message):
     (tmp_path / "circle.yaml").write_text("extends: r")
-    with pytest.raises(TesseraError, match=message):
-        recipe(content)
+    refused(message, recipe, content)

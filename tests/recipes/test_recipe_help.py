@@ -27,7 +27,3 @@ def test_the_help_names_every_key_with_type_default_and_meaning():
     assert text.count("  model.base: a mapping or text; required\n") == 3  # ARMT, RMT, PRMT
     assert "base_config: " not in text.replace("        base_config: ", "")
     assert all(f" {positions} " in text for positions in ("absolute", "rope", "alibi"))
-
-
-def test_defaults_are_not_shared():
-    assert Recipe("a", {}).training.report_to is not Recipe("b", {}).training.report_to

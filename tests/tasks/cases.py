@@ -44,10 +44,7 @@ VARIANTS = {
         ),
     ],
     "induction": [Induction(), Induction(64, 3, "drawn")],
-    "mqmtar": [
-        MultiQueryRecall(),
-        MultiQueryRecall(length=20, spread=5, num_symbols=4, num_words=5, num_queries=2),
-    ],
+    "mqmtar": [MultiQueryRecall(), MultiQueryRecall(length=20, spread=5, num_symbols=4, num_words=5, num_queries=2)],
     "reverse": [Reverse(), Reverse(length=3, spread=1, num_symbols=2)],
     "sort": [Sort(), Sort(length=3, spread=1, num_symbols=2)],
     "many_shot": [

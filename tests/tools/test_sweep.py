@@ -2,8 +2,8 @@
 
 import pytest
 
-from tessera.base.errors import TesseraError
 from tessera.tools.sweep import BITS, NUMBERS, Sweep, best, grid, over_seeds
+from tests.refusals import refused
 
 
 def outcome(loss, right=None, **values):
@@ -50,13 +50,11 @@ def test_folders_are_plain_names_and_differ_where_labels_do():
     ],
 )
 def test_mistakes(overrides, message):
-    with pytest.raises(TesseraError, match=message):
-        grid(overrides)
+    refused(message, grid, overrides)
 
 
 def test_a_mistake_in_the_last_run_is_told_before_the_first_begins(tmp_path):
-    with pytest.raises(TesseraError, match="steps"):
-        Sweep.read("tiny", ["training.steps=3,none"], tmp_path)
+    refused("steps", Sweep.read, "tiny", ["training.steps=3,none"], tmp_path)
     assert not list(tmp_path.iterdir())
 
 
