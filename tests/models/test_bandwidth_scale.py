@@ -11,11 +11,9 @@ from tessera.data.tokenizers import byte_tokenizer
 from tessera.memory_files.memory import made_by
 from tessera.models.adjusting import adjust_model
 from tests.models.three_models import STACKS, close, make, tokens
+from tests.refusals import refused
 
-MEMORIES = {
-    "v1": ("contextual", ("log_inverse_bandwidth",)),
-    "v2": ("long_term", ("log_offset", "log_slope")),
-}
+MEMORIES = {"v1": ("contextual", ("log_inverse_bandwidth",)), "v2": ("long_term", ("log_offset", "log_slope"))}
 SCALE = 3.0
 
 
@@ -79,8 +77,7 @@ def test_memory_files_of_earlier_releases_stay_and_those_of_another_scale_are_re
 
 
 def test_what_it_must_be_is_said():
-    with pytest.raises(TesseraError, match="inverse_bandwidth_scale must be positive"):
-        tessera.MemoryMosaicConfig(inverse_bandwidth_scale=0.0)
+    refused("inverse_bandwidth_scale must be positive", tessera.MemoryMosaicConfig, inverse_bandwidth_scale=0.0)
     with pytest.raises(TesseraError, match="inverse_bandwidth_scale must be positive, and 1 with a free_intercept"):
         tessera.MemoryMosaicConfig(inverse_bandwidth_scale=2.0, free_intercept=True)
     with pytest.raises(TesseraError, match="inverse_bandwidth_scale must be positive; got -1"):

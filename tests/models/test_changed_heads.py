@@ -3,11 +3,11 @@
 import copy
 
 import pytest
-import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parametrize
 
+from tests.models.test_companions import EightBits
 from tests.models.three_models import MAKE, close, make, tokens
 
 
@@ -31,19 +31,6 @@ def test_peft_as_its_documentation_writes_it(model):
     assert adapted.generate(input_ids=ids, attention_mask=ids > 0, max_new_tokens=2).shape == (2, 14)
 
 
-class EightBit(nn.Module):
-    """A head whose weight is stored in eight bits, as quantisation leaves it."""
-
-    def __init__(self, head):
-        super().__init__()
-        self.scale = head.weight.detach().abs().max() / 127
-        self.weight = nn.Parameter((head.weight.detach() / self.scale).round().to(torch.int8), requires_grad=False)
-        self.in_features, self.out_features, self.bias = head.in_features, head.out_features, None
-
-    def forward(self, hidden):
-        return hidden @ (self.weight.to(hidden.dtype) * self.scale).T
-
-
 class TwiceLinear(nn.Linear):
     """A linear layer that does more, as subclasses may."""
 
@@ -60,7 +47,7 @@ class Doubled(nn.Module):
 def test_a_changed_head_is_asked_itself(model, change):
     ids = tokens()
     if change == "eight bits":
-        model.set_output_embeddings(EightBit(model.get_output_embeddings()))
+        model.set_output_embeddings(EightBits(model.get_output_embeddings()))
     else:  # with weights of its own, which the embeddings do not share
         model.set_output_embeddings(copy.deepcopy(model.get_output_embeddings()))
         head = model.get_output_embeddings()

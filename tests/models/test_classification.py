@@ -4,14 +4,8 @@ from itertools import product
 
 import pytest
 import torch
+import transformers as hf
 from torch.nn.functional import cross_entropy
-from transformers import (
-    AutoModel,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    Trainer,
-    TrainingArguments,
-)
 
 from tessera.base.errors import TesseraError
 from tests.covering import each_value, some
@@ -19,7 +13,7 @@ from tests.models.contract import CASES, SEGMENT, tokens
 
 NAMES = ["v1 published", "v2 gaussian", "linear attention gla", "armt around gpt2", "rmt around gpt2"]
 NAMES += ["prmt around gpt2", "lstm"]
-TASKS = {"sequence": AutoModelForSequenceClassification, "token": AutoModelForTokenClassification}
+TASKS = {"sequence": hf.AutoModelForSequenceClassification, "token": hf.AutoModelForTokenClassification}
 
 
 def hidden_states(causal, ids):
@@ -73,7 +67,7 @@ def test_a_classifier_of_a_language_model(name, task, tmp_path):
 def test_hidden_states_alone(name, tmp_path):
     causal = CASES[name].build()
     causal.save_pretrained(tmp_path)
-    model = AutoModel.from_pretrained(tmp_path, dtype=torch.float64).eval()
+    model = hf.AutoModel.from_pretrained(tmp_path, dtype=torch.float64).eval()
     ids = tokens()
     with torch.no_grad():
         expected = hidden_states(causal, ids)
@@ -140,11 +134,11 @@ def test_the_trainer_trains_a_classifier_by_the_mean_in_however_many_parts(name,
             if isinstance(head, torch.nn.Dropout):
                 head.p = 0.0
         expected = model(ids, labels=labels).loss.item()
-        arguments = TrainingArguments(
+        arguments = hf.TrainingArguments(
             str(tmp_path), max_steps=1, per_device_train_batch_size=8 // parts, gradient_accumulation_steps=parts,
             logging_steps=1, save_strategy="no", report_to="none", disable_tqdm=True, use_cpu=True,
         )  # fmt: skip
-        run = Trainer(model=model, args=arguments, train_dataset=rows, eval_dataset=rows)
+        run = hf.Trainer(model=model, args=arguments, train_dataset=rows, eval_dataset=rows)
         assert run.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
         assert run.predict(rows).predictions.shape[-1] == 3
         run.train()

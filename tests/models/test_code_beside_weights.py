@@ -4,13 +4,12 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM
 
-import tessera
 from tests import new_process
 from tests.covering import some
+from tests.models.test_model_card import mosaic, wrapped
 
-SIZES = {"vocab_size": 20, "hidden_size": 8, "num_layers": 1, "num_heads": 2, "num_persistent_slots": 4}
 LOAD = """
 import os, sys, torch
 from pathlib import Path
@@ -27,19 +26,10 @@ for folder in sys.argv[1:]:
 """
 
 
-def mosaic():
-    return tessera.MemoryMosaicForCausalLM(tessera.MemoryMosaicConfig(**SIZES)).eval()
-
-
-def wrapped():
-    base = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_embd=8, n_layer=1, n_head=2, n_positions=16))
-    return tessera.wrap(base, segment_size=4, num_memory_tokens=2, memory_dim=4).eval()
-
-
 @some("how", new_process.HOW, by_default=["fork"])
 def test_a_folder_with_code_loads_without_import_tessera_where_its_user_trusts_it(tmp_path, monkeypatch, how):
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
-    models = {tmp_path / "wrapped": wrapped(), tmp_path / "mosaic": mosaic()}
+    models = {tmp_path / "wrapped": wrapped().eval(), tmp_path / "mosaic": mosaic().eval()}
     for folder, model in models.items():
         model.save_pretrained(folder, with_code=True)
     # Only the first is loaded before tessera is: it has more parts.

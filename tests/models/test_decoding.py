@@ -16,6 +16,7 @@ from tessera.models.decoding.weights import StoredWeights, _packed, _packed_prod
 from tessera.models.linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
 from tessera.models.transformer import transformer_config
 from tests.covering import some
+from tests.refusals import refused
 
 SIZES = {"vocab_size": 50, "hidden_size": 32, "num_layers": 2, "num_heads": 2}
 
@@ -239,8 +240,7 @@ def test_other_weights_and_other_modules_are_noticed(uncompiled, name):
     hook.remove()
     assert torch.equal(decoded(model, ids, 9)[0], tokens)
     model.load_state_dict(other.state_dict())
-    with pytest.raises(TesseraError, match="Call compile_decoding again"):
-        decoded(model, ids, 9)
+    refused("Call compile_decoding again", decoded, model, ids, 9)
     torch.testing.assert_close(decoded(tessera.compile_decoding(model), ids, 9)[1], expected, rtol=0, atol=2e-5)
 
 
@@ -250,8 +250,7 @@ def test_adapters_put_on_later_are_noticed(uncompiled):
     model, ids = tessera.compile_decoding(v1().eval()), torch.randint(1, 50, (1, 7))
     decoded(model, ids, 9)
     adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)).eval()
-    with pytest.raises(TesseraError, match="Call compile_decoding again"):
-        decoded(adapted, ids, 9)
+    refused("Call compile_decoding again", decoded, adapted, ids, 9)
     tessera.compile_decoding(model)
     logits = decoded(adapted, ids, 9)[1]
     assert uncompiled
@@ -305,18 +304,15 @@ def test_what_changes_between_two_steps_is_noticed(uncompiled, name):
     step()
     assert not uncompiled
     model.bfloat16().float()
-    with pytest.raises(TesseraError, match="Call compile_decoding again"):
-        step()
+    refused("Call compile_decoding again", step)
     model, step = compiled()
     for weight in model.parameters():
         weight.data = 1.1 * weight.data
-    with pytest.raises(TesseraError, match="Call compile_decoding again"):
-        step()
+    refused("Call compile_decoding again", step)
     if name == "v2":
         model, step = compiled()
         model.lm_head = torch.nn.Linear(32, 60, bias=False)
-        with pytest.raises(TesseraError, match="Call compile_decoding again"):
-            step()
+        refused("Call compile_decoding again", step)
 
 
 def test_what_is_trained_is_not_compiled(uncompiled):
@@ -345,8 +341,7 @@ def test_eight_bits_in_four_places():
 
 
 def test_refusals():
-    with pytest.raises(TesseraError, match="weights must be one of float32, bf16, int8; got int4"):
-        tessera.compile_decoding(v1(), "int4")
+    refused("weights must be one of float32, bf16, int8; got int4", tessera.compile_decoding, v1(), "int4")
     with pytest.raises(TesseraError, match="the model must be on a CPU, in float32; got cpu, torch.bfloat16"):
         tessera.compile_decoding(v1().bfloat16())
     with pytest.raises(TesseraError, match="the model must be .*gpt2.*; got bloom"):

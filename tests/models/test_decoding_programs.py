@@ -8,6 +8,7 @@ import torch
 
 from tessera.base.errors import TesseraError
 from tessera.models.decoding import programs
+from tests.refusals import refused
 
 SCRIPT = """
 import torch, tessera
@@ -60,6 +61,5 @@ def test_a_program_that_others_may_have_written_is_not_run(tmp_path):
     for path, mode in ((file, 0o620), (tmp_path, 0o702)):
         before = path.stat().st_mode
         path.chmod(mode)
-        with pytest.raises(TesseraError, match=f"{path} must be writable by you alone; got 0o"):
-            programs.expect_own(file)
+        refused(f"{path} must be writable by you alone; got 0o", programs.expect_own, file)
         path.chmod(before)

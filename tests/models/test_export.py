@@ -160,10 +160,9 @@ def test_training_in_several_graphs_is_the_same(name):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
-def test_training_by_the_default_compiler():
-    results = plain_and_compiled(
-        CASES["linear attention linear_transformer"], "inductor", fullgraph=True, training=True
-    )
+@pytest.mark.parametrize("name", [*GAUSSIAN, "linear attention linear_transformer"])
+def test_training_by_the_default_compiler(name):
+    results = plain_and_compiled(CASES[name], "inductor", fullgraph=True, training=True)
     torch.testing.assert_close(*results, **ROUNDING)
 
 

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_map
 from tessera.base.errors import TesseraError
 from tessera.models import fingerprint
 from tests.models.contract import CASES, _linear, _v2, tokens, v1
+from tests.refusals import refused
 
 BUILD = {"v1": v1, "v2": _v2, "linear attention": lambda: _linear("gla")}
 
@@ -52,8 +53,7 @@ def test_other_weights_are_refused(build):
 @pytest.mark.parametrize("changes", [{"kernel": "biweight"}, {"num_layers": 1}, {"num_layers": 3}])
 def test_another_configuration_is_refused(make, changes):
     state = read(make())
-    with pytest.raises(TesseraError, match="got one of another configuration"):
-        go_on(make(**changes), state)
+    refused("got one of another configuration", go_on, make(**changes), state)
 
 
 def test_a_state_of_this_model_goes_on(build, tmp_path):
@@ -105,8 +105,7 @@ def test_a_beam_search_from_a_state(name):
     options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 4, "num_beams": 3, "do_sample": False}
     many = state.select_batch(torch.zeros(3, dtype=torch.long))
     assert torch.equal(model.generate(ids, past_key_values=many, **options), model.generate(ids, **options))
-    with pytest.raises(TesseraError, match="other weights"):
-        with_other_weights(model).generate(ids, past_key_values=many, **options)
+    refused("other weights", with_other_weights(model).generate, ids, past_key_values=many, **options)
 
 
 def test_a_fingerprint_is_the_same_in_every_process():
@@ -121,10 +120,8 @@ def test_the_state_of_an_lstm_too():
     model = CASES["lstm"].build()
     state = read(model)
     go_on(copy.deepcopy(model), state)
-    with pytest.raises(TesseraError, match="past_key_values must be a state of this model; got other weights"):
-        go_on(with_other_weights(model), state)
-    with pytest.raises(TesseraError, match="got list"):
-        go_on(model, [state])
+    refused("past_key_values must be a state of this model; got other weights", go_on, with_other_weights(model), state)
+    refused("got list", go_on, model, [state])
     rounded = copy.deepcopy(model).float()
     torch.testing.assert_close(go_on(rounded, state), go_on(rounded, state.to(torch.float32)))
 

@@ -9,6 +9,7 @@ from tessera.memories.pair_memory import PairMemory
 from tessera.models.armt import ARMTForCausalLM
 from tessera.models.linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
 from tests.models.three_models import MAKE, STACKS, close, make, tokens
+from tests.refusals import refused
 
 
 @pytest.fixture(params=MAKE)
@@ -72,8 +73,7 @@ def test_attentions_have_gradients_and_no_dropout(name):
     keys = next(module for module in model.modules() if isinstance(module, PairMemory)).key_extractor.projection
     assert keys.weight.grad.abs().max() > 0
     model.model.layers[0].gradient_checkpointing = True
-    with pytest.raises(TesseraError, match="output_attentions must be False with gradient checkpointing"):
-        model(tokens(), output_attentions=True)
+    refused("output_attentions must be False with gradient checkpointing", model, tokens(), output_attentions=True)
 
 
 @pytest.mark.parametrize("name", STACKS)

@@ -10,6 +10,7 @@ from tessera.memory_files import Memory
 from tests.covering import each_value
 from tests.memory_files.models import make
 from tests.models.contract import CASES, tokens
+from tests.refusals import refused
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore")  # its and its friends' own
@@ -86,10 +87,8 @@ def test_a_state_is_of_the_model_whose_adapters_all_rest(name):
     with adapted.disable_adapter():
         for state in (before, adapted(input_ids=ids[:, :9], use_cache=True).past_key_values):
             torch.testing.assert_close(adapted(input_ids=ids[:, 9:], past_key_values=state).logits, expected)
-        with pytest.raises(TesseraError, match="another configuration or adapter"):
-            adapted(input_ids=ids[:, 9:], past_key_values=acting)
-    with pytest.raises(TesseraError, match="another configuration or adapter"):
-        adapted(input_ids=ids[:, 9:], past_key_values=before)
+        refused("another configuration or adapter", adapted, input_ids=ids[:, 9:], past_key_values=acting)
+    refused("another configuration or adapter", adapted, input_ids=ids[:, 9:], past_key_values=before)
 
 
 @pytest.mark.parametrize("kind", ["v1", "llama"])
@@ -99,8 +98,7 @@ def test_a_memory_file_is_of_the_adapters_that_acted(kind, tmp_path):
     Memory(model, byte_tokenizer()).read("A king lived here.").save(path)
     assert Memory(model, byte_tokenizer()).load(path).names
     adapted.set_adapter("other")
-    with pytest.raises(TesseraError, match="of other weights. Read the text again"):
-        Memory(model, byte_tokenizer()).load(path)
+    refused("of other weights. Read the text again", Memory(model, byte_tokenizer()).load, path)
 
 
 @pytest.mark.parametrize("kind", ["v1", "llama"])
@@ -111,8 +109,7 @@ def test_a_memory_file_goes_on_where_all_adapters_rest(kind, tmp_path):
     adapted = with_two_adapters(model)
     with adapted.disable_adapter():
         assert Memory(model, byte_tokenizer()).load(path).ask("Who?").probability == expected.probability
-    with pytest.raises(TesseraError, match="of other weights"):
-        Memory(model, byte_tokenizer()).load(path)
+    refused("of other weights", Memory(model, byte_tokenizer()).load, path)
 
 
 @pytest.mark.parametrize("kind", ["v1", "llama"])
@@ -121,8 +118,7 @@ def test_a_memory_in_use_is_of_the_adapters_that_acted(kind, tmp_path):
     memory = Memory(adapted.get_base_model(), byte_tokenizer()).read("A king lived here.")
     adapted.set_adapter("other")
     for use in (lambda: memory.ask("Who?"), lambda: memory.read("Two sons."), lambda: memory.save(tmp_path / "file")):
-        with pytest.raises(TesseraError, match="another configuration or adapter"):
-            use()
+        refused("another configuration or adapter", use)
     adapted.set_adapter("default")
     assert memory.ask("Who?").text
 

@@ -23,13 +23,6 @@ def test_the_large_sizes_are_the_papers():
     assert transformer == {"context": 256, "model": counts["transformer"]}
 
 
-def test_the_small_sizes():
-    """Small is "llama-1.5b scale": 24 layers, width 2,048, hidden 6,144."""
-    config = MODELS["mosaic-v2-small"].config()
-    assert (config.num_layers, config.hidden_size, config.num_heads, config.intermediate_size) == (24, 2048, 16, 6144)
-    assert billions(count_parameters(MODELS["llama-small"].config()) - config.vocab_size * config.hidden_size) == 1.6
-
-
 @pytest.mark.parametrize("long_term_memory", [True, False])
 def test_the_matching_llama_has_as_many_parameters(long_term_memory):
     config = MemoryMosaicV2Config(

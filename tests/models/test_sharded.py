@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tessera.base.errors import TesseraError
 from tessera.training.distributed import shard
 from tests.models.contract import CASES, tokens
+from tests.refusals import refused
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,6 @@ def test_fewer_segments_than_another_process_are_refused(monkeypatch):
     other = calls + 1
     model(ids)  # nothing is sharded
     shard(model)
-    with pytest.raises(TesseraError, match=f"as many segments on every process; got {calls} to {other}"):
-        model(ids)
+    refused(f"as many segments on every process; got {calls} to {other}", model, ids)
     other = calls
     assert model(ids).logits.shape[:2] == ids.shape

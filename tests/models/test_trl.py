@@ -1,29 +1,16 @@
 """TRL's supervised fine-tuning trains the mosaics, with texts padded and packed, and ARMT with texts padded."""
 
-import importlib
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM
 
 import tessera
-from tessera.base.errors import TesseraError
-from tessera.data.tokenizers import byte_tokenizer
 from tests.covering import each_value, some
 from tests.models.three_models import STACKS, close, make, tokens
+from tests.models.trl_trainings import losses, trl_trainer
+from tests.refusals import refused
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # TRL's and its friends' own
-
-
-def sft_trainer(model, folder, packing):
-    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
-    tokenizer = byte_tokenizer()
-    tokenizer.add_special_tokens({"pad_token": "<pad>"})
-    texts = datasets.Dataset.from_list([{"text": "Once upon a time. " * count} for count in (1, 2, 3, 4)])
-    options = {"max_steps": 2, "per_device_train_batch_size": 2, "report_to": "none", "disable_tqdm": True}
-    options |= {"use_cpu": True, "bf16": False, "save_strategy": "no", "logging_steps": 1}
-    arguments = trl.SFTConfig(output_dir=str(folder), max_length=24, packing=packing, **options)
-    return trl.SFTTrainer(model=model, args=arguments, train_dataset=texts, processing_class=tokenizer)
 
 
 @some(
@@ -34,11 +21,8 @@ def sft_trainer(model, folder, packing):
 def test_supervised_fine_tuning(name, packing, tmp_path):
     model = make(name).float()
     before = {key: weight.detach().clone() for key, weight in model.named_parameters()}
-    trainer = sft_trainer(model, tmp_path, bool(packing))
-    trainer.train()
-    losses = [record["loss"] for record in trainer.state.log_history if "loss" in record]
-    assert len(losses) == 2
-    assert all(4 < loss < 8 for loss in losses)
+    trainer = trl_trainer("SFT", model, tmp_path, {"packing": bool(packing)})
+    assert [4 < loss < 8 for loss in losses(trainer)] == [True, True]
     same = [key for key, weight in model.named_parameters() if torch.equal(weight.detach(), before[key])]
     assert not [key for key in same if "embed" in key or "wte" in key or "value" in key or "memory" in key]
 
@@ -46,24 +30,8 @@ def test_supervised_fine_tuning(name, packing, tmp_path):
 @each_value(kind=["SFT", "DPO", "KTO"], name=["v1", "armt"])
 def test_trainings_from_a_folder(name, kind, tmp_path):
     """Preferences need a second copy of the model, which TRL reads from the folder too."""
-    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
-    module = importlib.import_module("trl.experimental.kto") if kind == "KTO" else trl
     make(name).float().save_pretrained(tmp_path / "model")
-    tokenizer = byte_tokenizer()
-    tokenizer.add_special_tokens({"pad_token": "<pad>"})
-    rows = [{"prompt": "Who?", "chosen": " Mary." * count, "rejected": " No."} for count in (1, 2, 3, 4)]
-    if kind == "KTO":
-        rows = [{"prompt": "Who?", "completion": " Mary." * count, "label": count > 2} for count in (1, 2, 3, 4)]
-    elif kind == "SFT":
-        rows = [{"text": "Once upon a time. " * count} for count in (1, 2, 3, 4)]
-    options = {"max_steps": 1, "per_device_train_batch_size": 2, "report_to": "none", "disable_tqdm": True}
-    options |= {"use_cpu": True, "bf16": False, "save_strategy": "no", "logging_steps": 1, "max_length": 24}
-    arguments = getattr(module, f"{kind}Config")(output_dir=str(tmp_path / "output"), **options)
-    data = datasets.Dataset.from_list(rows)
-    trainer_class = getattr(module, f"{kind}Trainer")
-    trainer = trainer_class(str(tmp_path / "model"), args=arguments, train_dataset=data, processing_class=tokenizer)
-    trainer.train()
-    first = next(record["loss"] for record in trainer.state.log_history if "loss" in record)
+    (first,) = losses(trl_trainer(kind, str(tmp_path / "model"), tmp_path / "output", {"max_steps": 1}))
     assert 4 < first < 8 if kind == "SFT" else first == pytest.approx({"DPO": 0.6931, "KTO": 0.5}[kind], abs=1e-3)
 
 
@@ -79,9 +47,8 @@ def test_a_second_copy_is_loaded_with_the_attention_of_the_first(tmp_path):
 
 
 def test_packed_texts_of_armt_are_refused(tmp_path):
-    trainer = sft_trainer(make("armt").float(), tmp_path, True)
-    with pytest.raises(TesseraError, match=r"documents \(TRL's packing=True\) need a row each"):
-        trainer.train()
+    trainer = trl_trainer("SFT", make("armt").float(), tmp_path, {"packing": True})
+    refused(r"documents \(TRL's packing=True\) need a row each", trainer.train)
 
 
 def test_the_loss_of_trl_is_that_of_the_model_with_its_memory(tmp_path):

@@ -3,18 +3,7 @@
 import copy
 
 import torch
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+import transformers as hf
 
 import tessera.armt as armt
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
@@ -35,11 +24,11 @@ GPT2 = {"vocab_size": 60, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions"
 MOSAIC = {"vocab_size": 60, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "num_persistent_slots": 8}
 GROUPED = {**ROTARY, "num_key_value_heads": 2, "head_dim": 8}
 BASES = {
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2, bos_token_id=None, eos_token_id=None, pad_token_id=0)),
-    "gpt_neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**ROTARY)),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**GROUPED)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**{k: v for k, v in GROUPED.items() if k != "head_dim"})),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**GROUPED)),
+    "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2, bos_token_id=None, eos_token_id=None, pad_token_id=0)),
+    "gpt_neox": lambda: hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**ROTARY)),
+    "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED)),
+    "qwen2": lambda: hf.Qwen2ForCausalLM(hf.Qwen2Config(**{k: v for k, v in GROUPED.items() if k != "head_dim"})),
+    "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**GROUPED)),
     "memory_mosaic": lambda: MemoryMosaicForCausalLM(MemoryMosaicConfig(**MOSAIC)),
 }
 WRAPS = {"armt": lambda base, **o: armt.wrap(base, memory_dim=4, **o), "rmt": armt.wrap_rmt, "prmt": armt.wrap_prmt}

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from tessera.base.errors import TesseraError
-from tessera.data.tokenizers import byte_tokenizer
 from tests.covering import each_value
 from tests.models.armt.bases import BASES, WRAPS, make, tokens
+from tests.models.trl_trainings import losses, trl_trainer
+from tests.refusals import refused
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # peft's and trl's own
 peft = pytest.importorskip("peft")
@@ -69,18 +69,11 @@ def test_add_adapter_takes_the_memory_along(kind, tmp_path):
 def test_a_memory_frozen_where_it_adds_nothing_is_refused():
     adapted = peft.get_peft_model(fresh(), lora()).train()
     ids = tokens(2, 20)
-    with pytest.raises(TesseraError, match=r"modules_to_save=\['memories', 'memory_tokens'\]"):
-        adapted(input_ids=ids, labels=ids)
+    refused(r"modules_to_save=\['memories', 'memory_tokens'\]", adapted, input_ids=ids, labels=ids)
     with torch.no_grad():
         adapted.eval()(input_ids=ids)
     taught = make(family="llama")  # a memory that has learned may stay as it is
     assert peft.get_peft_model(taught, lora()).train()(input_ids=ids, labels=ids).loss.requires_grad
-
-
-def trainer_options(trl_config, folder):
-    options = {"max_steps": 2, "per_device_train_batch_size": 2, "report_to": "none", "disable_tqdm": True}
-    options |= {"use_cpu": True, "bf16": False, "save_strategy": "no", "logging_steps": 1, "max_length": 24}
-    return trl_config(output_dir=str(folder), learning_rate=0.05, **options)
 
 
 def wide():
@@ -93,24 +86,10 @@ def wide():
 
 @each_value(kind=["SFT", "DPO"], with_adapter=[True, False])
 def test_trainings_of_trl(kind, with_adapter, tmp_path):
-    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
-    tokenizer = byte_tokenizer()
-    tokenizer.add_special_tokens({"pad_token": "<pad>"})
-    rows = [{"text": "Once upon a time. " * count} for count in (1, 2, 3, 4)]
-    if kind == "DPO":
-        rows = [{"prompt": "Where is Mary? ", "chosen": "In the garden." * n, "rejected": "No."} for n in (1, 2, 3, 4)]
     model = wide()
     options = {"peft_config": lora(model)} if with_adapter else {"ref_model": wide()} if kind == "DPO" else {}
-    trainer = getattr(trl, f"{kind}Trainer")(
-        model=model,
-        args=trainer_options(getattr(trl, f"{kind}Config"), tmp_path),
-        train_dataset=datasets.Dataset.from_list(rows),
-        processing_class=tokenizer,
-        **options,
-    )
-    trainer.train()
-    losses = [record["loss"] for record in trainer.state.log_history if "loss" in record]
-    assert len(losses) == 2
-    assert losses[0] == pytest.approx(0.693, abs=1e-3) if kind == "DPO" else 4 < losses[0] < 8
+    trainer = trl_trainer(kind, model, tmp_path, {"learning_rate": 0.05}, **options)
+    first, _ = losses(trainer)
+    assert first == pytest.approx(0.693, abs=1e-3) if kind == "DPO" else 4 < first < 8
     value = trainer.model.get_base_model().memories if with_adapter else trainer.model.memories
     assert all(bool(memory.value.weight.any()) for memory in value.in_order()), "it began as 0"

@@ -21,6 +21,7 @@ from tessera.models.memory_mosaic import MemoryMosaicModel
 from tests.covering import some
 from tests.models.armt.bases import BASES, is_greedy, tokens
 from tests.models.contract import CASES, OF_EACH_CLASS
+from tests.refusals import refused
 
 NONE = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
 SIZES = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -123,16 +124,14 @@ REFUSED = [
 def test_what_cannot_be_wrapped_is_left_as_it_was(build, options, message, mode):
     base = build().train(mode)
     before, marks = shapes(base), attributes(base)
-    with pytest.raises(TesseraError, match=message):
-        armt.wrap(base, **{"segment_size": 8, "num_memory_tokens": 2, "memory_dim": 4} | options)
+    refused(message, armt.wrap, base, **{"segment_size": 8, "num_memory_tokens": 2, "memory_dim": 4} | options)
     assert shapes(base) == before
     assert attributes(base) == marks
 
 
 @pytest.mark.parametrize("wrap", [armt.wrap_rmt, armt.wrap_prmt])
 def test_embeddings_that_cannot_carry_a_memory_are_refused(wrap):
-    with pytest.raises(TesseraError, match="have embeddings as wide as its layers"):
-        wrap(base_of("opt"), 8, 2)
+    refused("have embeddings as wide as its layers", wrap, base_of("opt"), 8, 2)
 
 
 def test_a_base_without_a_cache_reads_but_does_not_generate():
@@ -150,8 +149,7 @@ def test_a_model_of_a_configuration_is_tried_too():
 def test_small_first_weights_hide_no_later_token():
     torch.manual_seed(0)
     base = AutoModelForCausalLM.from_config(AutoConfig.for_model("bert", **SIZES, initializer_range=0.002))
-    with pytest.raises(TesseraError, match="see no later token when it predicts one; got BertLMHeadModel"):
-        expect_causal(base, "test")
+    refused("see no later token when it predicts one; got BertLMHeadModel", expect_causal, base, "test")
 
 
 @some("name", CASES, by_default=OF_EACH_CLASS)

@@ -8,6 +8,7 @@ from tessera.models.armt.diagonal import read_diagonally, read_stream_diagonally
 from tessera.models.recurrence import read_stream
 from tests.covering import each_value
 from tests.models.armt.bases import make, tokens
+from tests.refusals import refused
 from tests.tolerances import REORDERED_FLOAT64
 
 
@@ -30,8 +31,7 @@ def test_one_memory_is_asked_by_many():
     logits, memory = read_diagonally(model, ids, state)
     torch.testing.assert_close(logits, expected.logits, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
     assert memory.batch_size == 4
-    with pytest.raises(TesseraError, match="divides 3, the rows of input_ids; got 2"):
-        read_diagonally(model, ids[:3], state)
+    refused("divides 3, the rows of input_ids; got 2", read_diagonally, model, ids[:3], state)
 
 
 def test_closed_gates_leave_the_memory_empty():
@@ -66,13 +66,9 @@ def test_a_stream(segments):
 
 
 def test_refusals():
-    with pytest.raises(TesseraError, match="segments must be at least 1; got 0"):
-        read_stream_diagonally(make(), [1], segments=0)
-    with pytest.raises(TesseraError, match="be ARMT"):
-        read_stream_diagonally(make("rmt"), [1])
-    with pytest.raises(TesseraError, match="whole segments of 8 tokens"):
-        read_diagonally(make(), tokens(1, 12))
-    with pytest.raises(TesseraError, match="be ARMT"):
-        read_diagonally(make("rmt"), tokens(1, 8))
+    refused("segments must be at least 1; got 0", read_stream_diagonally, make(), [1], segments=0)
+    refused("be ARMT", read_stream_diagonally, make("rmt"), [1])
+    refused("whole segments of 8 tokens", read_diagonally, make(), tokens(1, 12))
+    refused("be ARMT", read_diagonally, make("rmt"), tokens(1, 8))
     with pytest.raises(TesseraError, match=r"torch\.vmap can batch them; got: .* Read with model"):
         read_diagonally(make(family="memory_mosaic"), tokens(1, 16))

@@ -9,14 +9,7 @@ from tessera.base.errors import TesseraError
 from tessera.memories import association
 from tests.covering import each_value
 from tests.models.armt.bases import KINDS, close, make, same_memory, tokens
-
-
-def test_one_memory_is_asked_by_many():
-    model, ids = make(), tokens(1, 16)
-    state, questions = model(ids).memory_state, tokens(4, 5)
-    together = model(questions, memory_state=state).logits
-    for i in range(4):
-        close(together[i : i + 1], model(questions[i : i + 1], memory_state=state).logits)
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -64,8 +57,7 @@ def test_a_memory_that_is_shared_is_one_repeated_for_each(kind, steps):
         torch.autograd.grad(result.logits.square().sum(), [t for t in state.tensors().values() if t.requires_grad])
         for result, state in ((one, shared), (other, repeated))
     ]
-    for actual, expected in zip(*grads):
-        close(actual, expected)
+    close(*grads)
     assert any(bool(grad.abs().max() > 0) for grad in grads[0])
     order = torch.tensor([5, 0, 0, 3])
     after = tokens(4, 9)
@@ -82,10 +74,8 @@ def test_a_memory_that_is_shared_is_one_repeated_for_each(kind, steps):
 
 def test_memories_of_other_models_are_refused():
     model, ids = make(), tokens(3, 9)
-    with pytest.raises(TesseraError, match="be ARMTState"):
-        model(ids, memory_state=make("rmt")(ids).memory_state)
-    with pytest.raises(TesseraError, match="same sizes"):
-        model(ids, memory_state=make(num_rolls=2)(ids).memory_state)
+    refused("be ARMTState", model, ids, memory_state=make("rmt")(ids).memory_state)
+    refused("same sizes", model, ids, memory_state=make(num_rolls=2)(ids).memory_state)
     with pytest.raises(TesseraError, match="a number of rows that divides 3, the rows of input_ids; got 2"):
         model(ids, memory_state=model(ids[:2]).memory_state)
 
@@ -104,12 +94,9 @@ def test_memories_and_caches_of_a_model_like_this_are_refused(tmp_path):
     close(make()(ids, memory_state=stored).logits, model(ids, memory_state=memory).logits)
     assert make().float()(ids, memory_state=stored.to(torch.float32)).logits.isfinite().all()
     for state in (memory, stored):
-        with pytest.raises(TesseraError, match="be of this model; got one of other weights. Read the text again"):
-            other(ids, memory_state=state)
-        with pytest.raises(TesseraError, match="be of this model; got one of another configuration"):
-            make(segment_size=9)(ids, memory_state=state)
-    with pytest.raises(TesseraError, match="past_key_values must be of this model; got one of other weights"):
-        other(ids, past_key_values=cache)
+        refused("be of this model; got one of other weights. Read the text again", other, ids, memory_state=state)
+        refused("be of this model; got one of another configuration", make(segment_size=9), ids, memory_state=state)
+    refused("past_key_values must be of this model; got one of other weights", other, ids, past_key_values=cache)
     triweight = make(family="memory_mosaic").config
     triweight.base_config.kernel = "triweight"
     with pytest.raises(TesseraError, match="got one of another configuration"):

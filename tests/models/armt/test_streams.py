@@ -5,12 +5,12 @@ import weakref
 import pytest
 import torch
 
-from tessera.base.errors import TesseraError
 from tessera.models.recurrence import read_stream, read_streams
 from tessera.models.recurrence.segment_runner import SegmentRunner
 from tests.covering import some
 from tests.models.armt.bases import make, tokens
 from tests.models.armt.test_reading import KINDS, PAIRS, same_memory
+from tests.refusals import refused
 
 
 @some(("kind", "family"), PAIRS, by_default=[("armt", "gpt2"), ("rmt", "llama"), ("prmt", "memory_mosaic")])
@@ -50,8 +50,7 @@ def test_readings_side_by_side_take_the_calls_of_the_longest(monkeypatch):
 )
 def test_readings_that_cannot_be_are_refused(texts, rows, message):
     model = make()
-    with pytest.raises(TesseraError, match=message):
-        read_streams(model, texts, None if rows is None else model.empty_memory(rows))
+    refused(message, read_streams, model, texts, None if rows is None else model.empty_memory(rows))
 
 
 def test_a_reading_in_bfloat16_is_near_and_the_memory_stays_float32(monkeypatch):

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from tessera import MemoryMosaicConfig, MemoryMosaicForCausalLM, TesseraError
+from tessera import MemoryMosaicConfig, MemoryMosaicForCausalLM
+from tests.refusals import refused
 
 WIDTH, LAYERS, RANGE = 256, 3, 0.05
 SIZES = {"vocab_size": 500, "hidden_size": WIDTH, "num_layers": LAYERS, "num_heads": 4, "num_persistent_slots": 64}
@@ -51,14 +52,10 @@ def test_standard_deviations(changes, linear, combining, embedding, convolution)
 
 
 def test_an_unknown_initialization_is_refused():
-    with pytest.raises(TesseraError, match=r"initialization must be one of normal, fan_in; got 'xavier'"):
-        MemoryMosaicConfig(initialization="xavier")
-    with pytest.raises(TesseraError, match=r"contextual_weight_dropout must lie in \[0, 1\); got 1"):
-        MemoryMosaicConfig(contextual_weight_dropout=1)
-    with pytest.raises(TesseraError, match=r"contextual_delay must be a positive integer; got 0"):
-        MemoryMosaicConfig(contextual_delay=0)
-    with pytest.raises(TesseraError, match=r"persistent_key_norm_eps must be at least 0; got -1"):
-        MemoryMosaicConfig(persistent_key_norm_eps=-1.0)
+    refused(r"initialization must be one of normal, fan_in; got 'xavier'", MemoryMosaicConfig, initialization="xavier")
+    refused(r"contextual_weight_dropout must lie in \[0, 1\); got 1", MemoryMosaicConfig, contextual_weight_dropout=1)
+    refused(r"contextual_delay must be a positive integer; got 0", MemoryMosaicConfig, contextual_delay=0)
+    refused(r"persistent_key_norm_eps must be at least 0; got -1", MemoryMosaicConfig, persistent_key_norm_eps=-1.0)
 
 
 def test_dropout_of_contextual_weights_alone():

@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from transformers import TextStreamer, pipeline
 
 from tessera import MemoryMosaicConfig, MemoryMosaicForCausalLM, TesseraError
+from tessera.data.tokenizers import byte_tokenizer
+from tests.refusals import refused
 
 VOCABULARY = 61
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 24, "num_layers": 2, "num_heads": 3, "num_persistent_slots": 10}
@@ -36,12 +39,10 @@ def test_dropout_acts_in_training_alone(place):
 
 def test_bad_tokens_are_named():
     model = build()
-    with pytest.raises(TesseraError, match=r"input_ids must lie in 0\.\.60 \(vocab_size 61\); got values from 3 to 61"):
-        model(torch.tensor([[3, 61]]))
+    refused(r"input_ids must lie in 0\.\.60 \(vocab_size 61\); got values from 3 to 61", model, torch.tensor([[3, 61]]))
     with pytest.raises(TesseraError, match=r"labels must lie in 0\.\.60 \(vocab_size\) or be -100; got 61"):
         model(torch.tensor([[3, 4]]), labels=torch.tensor([[3, 61]]))
-    with pytest.raises(TesseraError, match="the prompt must hold at least one token"):
-        model(torch.zeros(1, 0, dtype=torch.long))
+    refused("the prompt must hold at least one token", model, torch.zeros(1, 0, dtype=torch.long))
 
 
 def test_labels_of_eight_bits_leave_out_what_others_do():
@@ -51,10 +52,22 @@ def test_labels_of_eight_bits_leave_out_what_others_do():
     assert torch.equal(of_bytes, of_words)
 
 
+def test_streams_and_serves_a_pipeline(capsys):
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    tokenizer.padding_side = "left"
+    model = build(torch.float32, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id)
+    ids = tokenizer("the cat sat", return_tensors="pt").input_ids
+    model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, streamer=TextStreamer(tokenizer))
+    assert capsys.readouterr().out.startswith("the cat sat")
+    generator = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    texts = generator(["the cat", "a mat and"], max_new_tokens=3, do_sample=False, batch_size=2)
+    assert [text[0]["generated_text"].startswith(("the cat", "a mat and")) for text in texts] == [True, True]
+
+
 def test_impossible_configurations_are_refused_all_problems_at_once():
     with pytest.raises(TesseraError, match=r"num_heads must divide hidden_size \(24\); got 5") as error:
         MemoryMosaicConfig(**{**SIZES, "num_heads": 5, "head_dropout": 1.5, "kernel": "gausian"})
     assert "head_dropout must lie in [0, 1); got 1.5" in str(error.value)
     assert "unknown kernel 'gausian'. Did you mean 'gaussian'" in str(error.value)
-    with pytest.raises(TesseraError, match="unknown argument 'num_head'. Did you mean 'num_heads'"):
-        MemoryMosaicConfig(num_head=3)
+    refused("unknown argument 'num_head'. Did you mean 'num_heads'", MemoryMosaicConfig, num_head=3)
