@@ -9,6 +9,7 @@ from tessera.interop import armt, from_reference
 from tests.covering import some
 from tests.golden_files import cases, load, part
 from tests.interop.hostile_tensors import expect_refusals
+from tests.refusals import refused
 from tests.tolerances import GOLDEN_GRADIENT, GOLDEN_VALUE
 
 FAMILY = {"armt": "E_armt", "rmt": "F_rmt_prmt", "prmt": "F_rmt_prmt"}
@@ -84,29 +85,27 @@ def test_armt_gradients(run):
     assert_gradients("armt", model_of("armt", tensors, arguments), tensors, run)
 
 
-@pytest.mark.parametrize("case", names("rmt"))
-def test_rmt(case):
-    tensors, arguments = golden("rmt", case)
-    model, idx = model_of("rmt", tensors, arguments), tensors["in/main/idx"]
-    output = model(idx, attention_mask=torch.ones_like(idx), labels=idx, output_segment_states=True)
-    close(output.logits, tensors["f64/main/logits"])
-    close(output.loss, tensors["f64/main/loss"])
-    close(torch.stack([state.memory_tokens for state in output.segment_states]), tensors["f64/main/memory_state"])
-    if part(tensors, "f64/main/grad/"):
-        assert_gradients("rmt", model, tensors, "main")
+AS = {"intended": "patched_clone", "published": "main"}
 
 
-@pytest.mark.parametrize("case", names("prmt"))
-@pytest.mark.parametrize(("run", "compatibility"), [("patched_clone", "intended"), ("main", "published")])
-def test_prmt_as_intended_and_as_published(case, run, compatibility):
-    tensors, arguments = golden("prmt", case, compatibility=compatibility)
-    model, idx = model_of("prmt", tensors, arguments), tensors["in/main/idx"]
+@pytest.mark.parametrize(
+    ("source", "case", "options"),
+    [("rmt", case, {}) for case in names("rmt")]
+    + [("prmt", case, {"compatibility": word}) for case in names("prmt") for word in AS],
+)
+def test_the_relatives(source, case, options):
+    tensors, arguments = golden(source, case, **options)
+    run, states = (
+        AS[options.get("compatibility", "published")],
+        "memory_state" if source == "rmt" else "prev_mem_tokens",
+    )
+    model, idx = model_of(source, tensors, arguments), tensors["in/main/idx"]
     output = model(idx, attention_mask=torch.ones_like(idx), labels=idx, output_segment_states=True)
     close(output.logits, tensors[f"f64/{run}/logits"])
     close(output.loss, tensors[f"f64/{run}/loss"])
-    close(torch.stack([state.memory_tokens for state in output.segment_states]), tensors[f"f64/{run}/prev_mem_tokens"])
+    close(torch.stack([state.memory_tokens for state in output.segment_states]), tensors[f"f64/{run}/{states}"])
     if part(tensors, f"f64/{run}/grad/"):
-        assert_gradients("prmt", model, tensors, run)
+        assert_gradients(source, model, tensors, run)
 
 
 @pytest.mark.parametrize(("source", "case"), [("rmt", "F1_rmt_nowrap"), ("prmt", "F3_prmt_nowrap")])
@@ -188,8 +187,7 @@ def test_no_weight_is_rounded(source, case):
 )
 def test_refusals_name_what_is_wrong(source, case, change, message):
     tensors, arguments = golden(source, case, **({"correction": True} if source == "armt" else {}))
-    with pytest.raises(TesseraError, match=message.replace("(", r"\(")):
-        from_reference(source, part(tensors, "param/"), {**arguments, **change})
+    refused(message.replace("(", r"\("), from_reference, source, part(tensors, "param/"), {**arguments, **change})
 
 
 def test_missing_and_unexpected_tensors_are_refused():
@@ -197,8 +195,7 @@ def test_missing_and_unexpected_tensors_are_refused():
     published = part(tensors, "param/")
     with pytest.raises(TesseraError, match=r"base\.transformer\.ln_f\.bias"):
         from_reference("rmt", {k: v for k, v in published.items() if "ln_f.bias" not in k}, arguments)
-    with pytest.raises(TesseraError, match=r"unexpected"):
-        from_reference("rmt", {**published, "memory_cell.extra": torch.ones(1)}, arguments)
+    refused(r"unexpected", from_reference, "rmt", {**published, "memory_cell.extra": torch.ones(1)}, arguments)
     name = next(iter(published))
     with pytest.raises(TesseraError, match=r"holds tensor .* twice"):
         from_reference("rmt", {**published, f"module.{name}": published[name] + 1}, arguments)

@@ -16,6 +16,7 @@ from tessera.interop.memory_mosaics import (
 from tests.covering import some
 from tests.golden_files import cases, load, part
 from tests.interop.hostile_tensors import expect_refusals
+from tests.refusals import refused
 from tests.tolerances import GOLDEN_FLOAT32_RATIO, GOLDEN_GRADIENT, GOLDEN_VALUE
 
 SOURCES = {
@@ -134,8 +135,7 @@ def test_greedy_continuation_with_the_published_cropping(family, case):
 
 def test_a_checkpoint_that_leaks_the_future_is_refused():
     _, description, published = golden("C_sparse", LEAKING)
-    with pytest.raises(TesseraError, match="lets the future leak"):
-        from_reference("sparse-kernel-regression", published, description["constructor"])
+    refused("lets the future leak", from_reference, "sparse-kernel-regression", published, description["constructor"])
 
 
 def test_what_cannot_be_rebuilt_is_refused_with_the_reason():
@@ -150,8 +150,7 @@ def test_what_cannot_be_rebuilt_is_refused_with_the_reason():
         ({"n_layer": 1}, "unexpected tensors: 'blocks.1"),
         ({"n_embd": 64}, "must have shape"),
     ):
-        with pytest.raises(TesseraError, match=message):
-            from_reference("memory-mosaics", published, {**arguments, **change})
+        refused(message, from_reference, "memory-mosaics", published, {**arguments, **change})
     with pytest.raises(TesseraError, match="unknown reference source 'memory-mosaic'. Did you mean 'memory-mosaics'"):
         from_reference("memory-mosaic", published, arguments)
     with pytest.raises(TesseraError, match="method must be softmax or"):
@@ -164,8 +163,7 @@ def test_convolutions_of_another_width_are_refused():
     for name in ("attn.k_featurizer", "pmem.k_featurizer", "attn.v_featurizer"):
         name = f"blocks.1.{name}.conv.weight"
         wider = {**published, name: torch.cat([published[name], published[name]], 2)}
-        with pytest.raises(TesseraError, match="must have shape"):
-            from_reference("memory-mosaics", wider, description["constructor"])
+        refused("must have shape", from_reference, "memory-mosaics", wider, description["constructor"])
     with pytest.raises(TesseraError, match="must have shape"):
         from_reference("memory-mosaics", published, {**description["constructor"], "v_kernel_size": 1})
 
@@ -220,20 +218,16 @@ def test_another_codes_parameter_names_are_recognised():
     _, eft, arguments = saved_by_script("H1_lowr_nobias_pmem1")
     _, _, sparse_arguments = saved_by_script("I17_softmax_task_sort")
     for source in ("memory-mosaics", "sparse-kernel-regression", "nano-mosaics", "armt"):
-        with pytest.raises(TesseraError, match=f"^{source}: the parameter names are {EFT_NAMES}"):
-            from_reference(source, eft, arguments)
+        refused(f"^{source}: the parameter names are {EFT_NAMES}", from_reference, source, eft, arguments)
     plain = golden("A_library", "A1_lowr_nobias_pmem1")[2]
     with pytest.raises(TesseraError, match="those of 'memory-mosaics' and of 'sparse-kernel-regression' "):
         from_reference("memory-mosaics-eft", plain, arguments)
     nano = golden("B_nano", "B1_nobias_pmem1")[2]
-    with pytest.raises(TesseraError, match="those of 'nano-mosaics'"):
-        from_reference("memory-mosaics", nano, arguments)
+    refused("those of 'nano-mosaics'", from_reference, "memory-mosaics", nano, arguments)
     assert recognised_source(nano, None) == "nano-mosaics"
     assert recognised_source(plain, sparse_arguments) == "sparse-kernel-regression"
-    with pytest.raises(TesseraError, match=f"{EFT_NAMES} .*Name the source"):
-        recognised_source(eft, None)
-    with pytest.raises(TesseraError, match="no published code known here"):
-        recognised_source({"weight": 0}, None)
+    refused(f"{EFT_NAMES} .*Name the source", recognised_source, eft, None)
+    refused("no published code known here", recognised_source, {"weight": 0}, None)
 
 
 @pytest.mark.parametrize(("family", "head"), [("A_library", "head.weight"), ("B_nano", "lm_head.weight")])
@@ -253,8 +247,7 @@ def test_arguments_of_the_wrong_script_are_refused():
         (source, {}, "argument 'method' is missing"),
         (source, {"method": "top0_softmax"}, "method must be softmax or"),
     ):
-        with pytest.raises(TesseraError, match=message):
-            from_reference(wrong, eft, {**arguments, **changes})
+        refused(message, from_reference, wrong, eft, {**arguments, **changes})
     rate = "_orig_mod.blocks.0.attn.leaky_average.leaky_beta_u_under"
     with pytest.raises(
         TesseraError, match="leaky_beta_w_under and .*leaky_beta_u_under must be one parameter; they differ"

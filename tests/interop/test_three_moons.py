@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from tessera.base.errors import TesseraError
 from tessera.ops.kernel_regression import Call, reference
-from tessera.recall.pair_store import PairStore
 from tests.golden_files import cases, load, part
 from tests.interop.published_three_moons import convert, three_moons
+from tests.refusals import refused
 from tests.tolerances import GOLDEN_FLOAT32_RATIO, GOLDEN_GRADIENT, GOLDEN_VALUE
 
 CASES = [case for case in cases("G_moons") if not case.startswith("G0")]
@@ -73,20 +72,6 @@ def test_float32_is_as_good_as_the_published_one(case):
     torch.testing.assert_close(memory(tensors["in/x"])[0].double(), tensors["f64/out"], rtol=0, atol=bound)
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("cuts", [(1, 2, 3), (20,)])
-def test_reading_in_pieces_is_reading_at_once(case, cuts):
-    tensors, _, memory = golden(case)
-    x = tensors["in/x"].double()
-    state, outputs = None, []
-    for piece in torch.tensor_split(x, cuts, dim=1):
-        output, state = memory(piece, state, keep_state=True)
-        outputs.append(output)
-    close(torch.cat(outputs, 1), tensors["f64/out"])
-    assert isinstance(state.pairs, PairStore)
-    assert state.pairs.length == x.shape[1] - 1
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -100,5 +85,4 @@ def test_reading_in_pieces_is_reading_at_once(case, cuts):
 )
 def test_refusals(changes, message):
     tensors, description = load("G_moons", "G2_3heads")
-    with pytest.raises(TesseraError, match=message):
-        three_moons(part(tensors, "param/"), {**description["config"], **changes})
+    refused(message, three_moons, part(tensors, "param/"), {**description["config"], **changes})

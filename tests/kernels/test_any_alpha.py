@@ -1,10 +1,12 @@
 """alpha-entmax of any alpha, one for each row and learned, is that of the entmax package."""
 
+import math
+
 import pytest
 import torch
 
-from tessera.base.errors import TesseraError
 from tessera.kernels import entmax
+from tests.refusals import refused
 
 SHAPES = [(), (1,), (5, 1), (4, 1, 1), (4, 5, 1)]
 
@@ -65,12 +67,11 @@ def test_other_dimensions_absent_entries_and_nan():
 @pytest.mark.parametrize(
     ("alpha", "message"),
     [
-        (0.5, "alpha must be a finite number of at least 1; got 0.5"),
+        *((alpha, f"alpha must be a finite number of at least 1; got {alpha}") for alpha in (0.99, math.inf, math.nan)),
         ("1.5", "alpha must be a finite number of at least 1; got 1.5"),
         (torch.tensor([1.0]), "alpha must be above 1 where it is a tensor; got 1.0"),
         (torch.full((4, 1, 9), 1.5), r"alpha must broadcast to \(4, 5, 1\); got \(4, 1, 9\)"),
     ],
 )
 def test_other_alphas_are_refused(alpha, message):
-    with pytest.raises(TesseraError, match=message):
-        entmax(scores(), alpha)
+    refused(message, entmax, scores(), alpha)

@@ -30,31 +30,6 @@ FUNCTION = pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS
 
 
 @KERNEL
-def test_one_pair_has_all_the_weight(kernel):
-    scores = torch.tensor([[-3.0], [0.0], [5.0]], requires_grad=True)
-    weights = kernel.weights(scores)
-    assert torch.equal(weights, torch.ones(3, 1))
-    weights.backward(torch.ones(3, 1))
-    assert torch.equal(scores.grad, torch.zeros(3, 1))
-
-
-@KERNEL
-def test_no_pair_and_no_query(kernel):
-    assert kernel.weights(torch.zeros(2, 3, 0)).shape == (2, 3, 0)
-    assert kernel.weights(torch.zeros(0, 4)).shape == (0, 4)
-
-
-@KERNEL
-@pytest.mark.parametrize("pairs", [4, 100])
-def test_a_query_that_sees_nothing_gets_zeros_and_zero_gradient(kernel, pairs):
-    scores = torch.randn(2, pairs, requires_grad=True)
-    weights = kernel.weights(scores, torch.zeros(2, pairs, dtype=torch.bool))
-    weights.backward(torch.randn(2, pairs))
-    assert torch.equal(weights, torch.zeros(2, pairs))
-    assert torch.equal(scores.grad, torch.zeros(2, pairs))
-
-
-@KERNEL
 @pytest.mark.parametrize("level", [0.7, -1e4, 1e4, 1e-8])
 def test_equal_scores_share_the_weight(kernel, level):
     weights = kernel.weights(torch.full((2, 100), level, dtype=torch.float64))

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
-from tessera.base.errors import TesseraError
-from tessera.kernels import Gaussian, RectifiedPolynomial, entmax, sparsemax
+from tessera.kernels import RectifiedPolynomial, entmax, sparsemax
 from tests.kernels.contract import all_kernels, identifier
 
 KERNEL = pytest.mark.parametrize("kernel", all_kernels(), ids=identifier)
@@ -77,23 +76,3 @@ def test_proposition_1_adaptive_bandwidth_regression_is_entmax(seed, order, beta
     responses = (1 - (keys - query).square().sum(-1) / h**2).clamp_min(0) ** order
     # u^r with u in [0, 1] multiplies the relative error of the threshold by r.
     torch.testing.assert_close(responses / responses.sum(), attention, rtol=0, atol=1e-11 * order)
-
-
-@FEW
-@given(row=scores, alpha=st.floats(1, 2))
-def test_entmax_runs_along_any_dimension(row, alpha):
-    stack = torch.stack([row, row.flip(0), -row])
-    expected = torch.stack([entmax(line, alpha) for line in stack])
-    torch.testing.assert_close(entmax(stack, alpha), expected, rtol=0, atol=EXACT)
-    torch.testing.assert_close(entmax(stack.T[None], alpha, dim=1), expected.T[None], rtol=0, atol=EXACT)
-
-
-@pytest.mark.parametrize("alpha", [0.99, float("inf"), float("nan")])
-def test_alpha_outside_its_range_is_refused(alpha):
-    with pytest.raises(TesseraError, match="entmax: alpha must be a finite number of at least 1"):
-        entmax(torch.zeros(3), alpha)
-
-
-def test_the_gaussian_kernel_is_the_limit_of_large_order():
-    row = torch.randn(50, dtype=torch.float64)
-    torch.testing.assert_close(RectifiedPolynomial(1e7).weights(row), Gaussian().weights(row), rtol=0, atol=1e-6)

@@ -22,10 +22,7 @@ def test_weights_and_gradients_are_those_of_bisection(length, scale):
     visible = drawn(4, 3, length, seed=1) < 1
     visible[0, 0] = False
     alpha = torch.tensor([1.05, 1.4, 2.0], dtype=torch.float64)[:, None].requires_grad_()
-    results = [
-        EntmaxOfRows(alpha).weights(scores, visible),
-        entmax(scores.masked_fill(~visible, -torch.inf), alpha),
-    ]
+    results = [EntmaxOfRows(alpha).weights(scores, visible), entmax(scores.masked_fill(~visible, -torch.inf), alpha)]
     torch.testing.assert_close(*results, rtol=0, atol=REORDERED_FLOAT64)
     assert not results[0][0, 0].any()
     gradients = [torch.autograd.grad((result * drawn(length)).sum(), (scores, alpha)) for result in results]
@@ -80,8 +77,7 @@ def test_in_blocks_as_all_at_once(masks):
             options = {"kernel": EntmaxOfRows(learned), "slope": scale, "backend": backend, **masks}
             output = kernel_regression(query, key, value, **options)
             results.append([output, *torch.autograd.grad((output * inputs[2].roll(1, 2)).sum(), leaves)])
-        for chunked, reference in zip(*results):
-            torch.testing.assert_close(chunked, reference, rtol=1e-8, atol=1e-9)
+        torch.testing.assert_close(*results, rtol=1e-8, atol=1e-9)
 
 
 def test_weights_and_bandwidths_of_chosen_queries_are_those_of_each_head_alone():

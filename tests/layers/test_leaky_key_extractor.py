@@ -29,10 +29,3 @@ def test_mean_keys_equal_their_definition_and_go_on_in_chunks():
     rest, _ = layer(x[:, 3:], carry)
     torch.testing.assert_close(torch.cat([first, rest], dim=2), expected, rtol=0, atol=REORDERED_FLOAT64)
     assert not torch.allclose(extractor()(x)[0], expected, atol=1e-3)  # with an epsilon the divisor counts
-
-
-def test_documents_begin_their_means_anew():
-    layer, x = extractor(mean=True), torch.randn(1, STEPS, 6, dtype=torch.float64)
-    documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1]])
-    keys, _ = layer(x, documents=documents)
-    torch.testing.assert_close(keys[:, :, 3:], layer(x[:, 3:])[0], rtol=0, atol=REORDERED_FLOAT64)

@@ -3,12 +3,14 @@
 import pytest
 import torch
 
-from tessera.base.errors import TesseraError
 from tessera.memories.association import AssociationMemory, Openings, WriteStrength
 from tessera.models.adjusting import adjust_model
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.memory_mosaic import MemoryMosaicConfig
+from tests.refusals import refused
 
+BASE = MemoryMosaicConfig(vocab_size=50, hidden_size=16, num_layers=2, num_heads=2, num_persistent_slots=4)
+SIZES = {"segment_size": 4, "num_memory_tokens": 2, "memory_dim": 4}
 SCORES = torch.tensor([[-6.0, -2.0, 0.0, 2.0, 6.0]]).unsqueeze(-1)
 
 
@@ -16,26 +18,17 @@ def test_a_strength_is_a_sigmoid_as_published():
     assert torch.equal(WriteStrength()(SCORES), torch.sigmoid(SCORES).squeeze(-1))
 
 
-def test_a_stretched_strength_reaches_both_ends_and_keeps_its_gradient():
-    scores = SCORES.clone().requires_grad_()
-    strengths = WriteStrength(0.1)(scores)
-    expected = (1.2 * torch.sigmoid(SCORES).squeeze(-1) - 0.1).clamp(0, 1)
-    torch.testing.assert_close(strengths, expected)
+@pytest.mark.parametrize(("stretch", "threshold"), [(0.1, 0.0), (0.0, 0.6), (0.1, 0.6)])
+def test_stretched_strengths_reach_both_ends_those_below_a_threshold_are_zero_and_all_keep_their_gradient(
+    stretch, threshold
+):
+    scores, sigmoid = SCORES.clone().requires_grad_(), torch.sigmoid(SCORES)
+    strengths = WriteStrength(stretch, threshold)(scores)
+    expected = ((1 + 2 * stretch) * sigmoid - stretch).clamp(0, 1).squeeze(-1)
+    torch.testing.assert_close(strengths, torch.where(expected < threshold, 0.0, expected))
     assert strengths[0, 0] == 0
-    strengths.sum().backward()
-    sigmoid = torch.sigmoid(SCORES)
-    torch.testing.assert_close(scores.grad, sigmoid * (1 - sigmoid))
-
-
-@pytest.mark.parametrize("stretch", [0.0, 0.1])
-def test_strengths_below_a_threshold_are_zero_and_keep_their_gradient(stretch):
-    scores = SCORES.clone().requires_grad_()
-    strengths = WriteStrength(stretch, 0.6)(scores)
-    without = WriteStrength(stretch)(SCORES)
-    torch.testing.assert_close(strengths, torch.where(without < 0.6, 0.0, without))
     assert 0 < (strengths > 0).sum() < strengths.numel()
     strengths.sum().backward()
-    sigmoid = torch.sigmoid(SCORES)
     torch.testing.assert_close(scores.grad, sigmoid * (1 - sigmoid))
 
 
@@ -50,11 +43,15 @@ def written(bias, stretch, threshold=0.0, **options):
     return before, memory.write(torch.randn(2, 3, 8), before)
 
 
-@pytest.mark.parametrize(("bias", "stretch", "threshold"), [(-6.0, 0.1, 0.0), (0.0, 0.0, 0.6)])
-def test_a_token_of_strength_zero_writes_nothing(bias, stretch, threshold):
-    before, after = written(bias, stretch, threshold, gate_normalizer=True)
-    assert torch.equal(before.matrix, after.matrix)
-    assert torch.equal(before.normaliser, after.normaliser)
+OPEN = [(-6.0, 0.0, 0.0), (0.0, 0.1, 0.0), (1.0, 0.0, 0.6)]  # bias, stretch, threshold
+SHUT = [(-6.0, 0.1, 0.0), (0.0, 0.0, 0.6)]
+
+
+@pytest.mark.parametrize("gate", OPEN + SHUT)
+def test_a_token_of_strength_zero_writes_nothing_and_any_other_does(gate):
+    before, after = written(*gate, gate_normalizer=gate in SHUT)
+    for one, other in ((before.matrix, after.matrix), (before.normaliser, after.normaliser)):
+        assert torch.equal(one, other) if gate in SHUT else not torch.allclose(one, other)
 
 
 def test_without_a_gate_the_normaliser_knows_every_key():
@@ -104,13 +101,6 @@ def test_stored_configurations_without_a_gated_normaliser_keep_their_meaning(tmp
     assert not ARMTConfig.from_dict(stored).gate_normalizer
 
 
-@pytest.mark.parametrize(("bias", "stretch", "threshold"), [(-6.0, 0.0, 0.0), (0.0, 0.1, 0.0), (1.0, 0.0, 0.6)])
-def test_any_other_token_writes(bias, stretch, threshold):
-    before, after = written(bias, stretch, threshold)
-    assert not torch.allclose(before.matrix, after.matrix)
-    assert not torch.allclose(before.normaliser, after.normaliser)
-
-
 def test_writes_are_charged_for_their_mean_opening():
     memory, openings = AssociationMemory(8, 4, strength_stretch=0.1), Openings()
     assert openings.charge(3.0) is None
@@ -136,9 +126,8 @@ def test_while_gradients_are_recorded_only_writes_with_one_are_charged():
 
 
 def test_the_loss_of_a_model_in_training_holds_what_its_writes_cost():
-    base = MemoryMosaicConfig(vocab_size=50, hidden_size=16, num_layers=2, num_heads=2, num_persistent_slots=4)
-    sizes = {"segment_size": 4, "num_memory_tokens": 2, "memory_dim": 4, "strength_stretch": 0.1}
-    model, ids = ARMTForCausalLM(ARMTConfig(base_config=base, **sizes)), torch.arange(20).view(2, 10)
+    sizes = {**SIZES, "strength_stretch": 0.1}
+    model, ids = ARMTForCausalLM(ARMTConfig(base_config=BASE, **sizes)), torch.arange(20).view(2, 10)
     plain = model(ids, labels=ids)
     assert plain.penalty is None
     adjust_model(model, {"gate_penalty": 2.0})
@@ -151,10 +140,8 @@ def test_the_loss_of_a_model_in_training_holds_what_its_writes_cost():
     evaluated = model(ids, labels=ids)
     torch.testing.assert_close(evaluated.loss, plain.loss)
     torch.testing.assert_close(evaluated.penalty, charged.penalty)
-    without = {"strength_stretch": 0.0}, "0 without a strength_stretch"
-    for wrong, message in (({"gate_penalty": -1.0}, "at least 0; got -1.0"), without):
-        with pytest.raises(TesseraError, match=f"gate_penalty must be .*{message}"):
-            ARMTConfig(base_config=base, **{**sizes, "gate_penalty": 2.0, **wrong})
+    refused("gate_penalty must be .*at least 0; got -1.0", ARMTConfig, base_config=BASE, **sizes, gate_penalty=-1.0)
+    refused("gate_penalty must be .*0 without a strength_stretch", ARMTConfig, base_config=BASE, gate_penalty=2.0)
 
 
 @pytest.mark.parametrize("score", [-4.0, -1.6, 0.0, 2.0])
@@ -167,34 +154,24 @@ def test_how_probable_it_is_that_a_gate_opens(score):
     assert actual.item() == pytest.approx(expected.item(), abs=0.003)  # four standard errors of the draws
 
 
-def test_the_stretch_of_a_configuration_is_that_of_every_memory():
-    base = MemoryMosaicConfig(vocab_size=50, hidden_size=16, num_layers=2, num_heads=2, num_persistent_slots=4)
-    config = ARMTConfig(base_config=base, segment_size=4, num_memory_tokens=2, memory_dim=4, strength_stretch=0.1)
-    assert [memory.gate.stretch for memory in ARMTForCausalLM(config).memories] == [0.1, 0.1]
-    with pytest.raises(TesseraError, match="strength_stretch must be a number of at least 0; got -0.1"):
-        ARMTConfig(base_config=base, segment_size=4, num_memory_tokens=2, memory_dim=4, strength_stretch=-0.1)
-
-
-def test_the_threshold_of_a_configuration_is_that_of_every_memory_and_is_saved(tmp_path):
-    base = MemoryMosaicConfig(vocab_size=50, hidden_size=16, num_layers=2, num_heads=2, num_persistent_slots=4)
-    sizes = {"segment_size": 4, "num_memory_tokens": 2, "memory_dim": 4}
-    model = ARMTForCausalLM(ARMTConfig(base_config=base, strength_threshold=0.3, **sizes))
-    assert [memory.gate.threshold for memory in model.memories] == [0.3, 0.3]
+def test_the_gate_of_a_configuration_is_that_of_every_memory_and_is_saved(tmp_path):
+    model = ARMTForCausalLM(ARMTConfig(base_config=BASE, strength_stretch=0.1, strength_threshold=0.3, **SIZES))
+    assert [(memory.gate.stretch, memory.gate.threshold) for memory in model.memories] == [(0.1, 0.3)] * 2
     adjust_model(model, {"strength_threshold": 0.6})
     assert [memory.gate.threshold for memory in model.memories] == [0.6, 0.6]
     model.save_pretrained(tmp_path)
     loaded = ARMTForCausalLM.from_pretrained(tmp_path)
     assert [memory.gate.threshold for memory in loaded.memories] == [0.6, 0.6]
-    with pytest.raises(TesseraError, match=r"strength_threshold must be a number of at least 0 and below 1; got 1\.0"):
-        ARMTConfig(base_config=base, strength_threshold=1.0, **sizes)
-    with pytest.raises(TesseraError, match=r"threshold must be a number of at least 0 and below 1; got -0\.1"):
-        adjust_model(model, {"strength_threshold": -0.1})
-    assert model.config.strength_threshold == 0.6
-    with pytest.raises(TesseraError, match="memory_dim must be a setting that a built armt can change; got 8"):
-        adjust_model(model, {"memory_dim": 8, "strength_threshold": 0.1})
+    impossible = "strength_stretch must be a number of at least 0; got -0.1"
+    refused(impossible, ARMTConfig, base_config=BASE, **SIZES, strength_stretch=-0.1)
+    impossible = r"strength_threshold must be a number of at least 0 and below 1; got "
+    refused(rf"{impossible}1\.0", ARMTConfig, base_config=BASE, **SIZES, strength_threshold=1.0)
+    refused(rf"{impossible}-0\.1", adjust_model, model, {"strength_threshold": -0.1})
+    built = "memory_dim must be a setting that a built armt can change; got 8"
+    refused(built, adjust_model, model, {"memory_dim": 8, "strength_threshold": 0.1})
     assert (model.config.memory_dim, model.config.strength_threshold) == (4, 0.6)
 
 
 def test_a_gate_that_cannot_close_has_no_probability_to_open():
-    with pytest.raises(TesseraError, match="stretch must be positive for a probability to open; got 0"):
-        WriteStrength(0.0).opening(torch.zeros(1, 1, 1))
+    message = "stretch must be positive for a probability to open; got 0"
+    refused(message, WriteStrength(0.0).opening, torch.zeros(1, 1, 1))

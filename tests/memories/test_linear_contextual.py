@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tessera.base.errors import TesseraError
 from tessera.kernels import Triweight
 from tessera.memories.linear_contextual import ComplexLinear, LinearContextualMemory
+from tests.refusals import refused
 from tests.tolerances import REORDERED_FLOAT32, REORDERED_FLOAT64
 
 
@@ -37,35 +37,12 @@ def test_the_formula_in_complex_numbers():
     torch.testing.assert_close(model(x)[0], expected, rtol=0, atol=REORDERED_FLOAT64)
 
 
-def test_complex_layer_multiplies():
-    layer = ComplexLinear(2, 1, dtype=torch.float64)
-    layer.weight.data = torch.tensor([[1j, 2.0]], dtype=torch.complex128)
-    actual = layer(torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64))
-    assert actual.tolist() == [-2.0 + 6.0, 1.0 + 8.0]
-
-
 def test_first_weights_are_a_projected_real_layer():
     parts = torch.view_as_real(ComplexLinear(200, 200).weight.detach())
     bound = 400**-0.5
     assert parts.abs().max() <= bound
     # The mean of two uniform numbers: variance bound^2 / 6.
     assert parts.std().item() == pytest.approx(bound / 6**0.5, rel=0.02)
-
-
-def test_generation_is_stepping_and_leaves_the_state_alone():
-    model = memory()
-    x = torch.randn(2, 9, 6, dtype=torch.float64)
-    _, state = model(x, keep_state=True)
-    length, grown = state.pairs.length, x
-    expected = []
-    for _ in range(4):
-        expected.append(model(grown)[0][:, -1:])
-        grown = torch.cat([grown, expected[-1]], 1)
-    torch.testing.assert_close(model.generate(x, 4), torch.cat(expected, 1), rtol=0, atol=REORDERED_FLOAT64)
-    one, _ = model(expected[0], state, keep_state=True)
-    two, _ = model(expected[0], state)
-    assert torch.equal(one, two)
-    assert state.pairs.length == length
 
 
 def test_any_kernel_and_the_other_backends():
@@ -89,5 +66,4 @@ def test_any_kernel_and_the_other_backends():
     ],
 )
 def test_refusals(options, message):
-    with pytest.raises(TesseraError, match=message):
-        LinearContextualMemory(6, 3, 2, **options)
+    refused(message, LinearContextualMemory, 6, 3, 2, **options)

@@ -9,23 +9,28 @@ from tessera.ops import linear_cross_entropy as module
 from tessera.ops.linear_cross_entropy import IGNORED, ROWS, linear_cross_entropy
 
 
-@pytest.mark.parametrize("rows", [1, ROWS, ROWS + 1, 2 * ROWS + 7])
+@pytest.fixture
+def rows(monkeypatch):
+    """How many rows each block has."""
+    rows, block = [], module._block
+    monkeypatch.setattr(module, "_block", lambda logits, *rest: rows.append(len(logits)) or block(logits, *rest))
+    return rows
+
+
+@pytest.mark.parametrize("num_rows", [1, ROWS, ROWS + 1, 2 * ROWS + 7])
 @pytest.mark.parametrize("scale", [1.0, 0.3])
 @pytest.mark.parametrize("compiling", [False, True])  # a compiler gets the gradient written otherwise
-def test_agrees_with_pytorch(monkeypatch, rows, scale, compiling):
+def test_agrees_with_pytorch(monkeypatch, num_rows, scale, compiling):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
-    hidden = torch.randn(rows, 8, dtype=torch.float64, requires_grad=True)
+    hidden = torch.randn(num_rows, 8, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(31, 8, dtype=torch.float64, requires_grad=True)
-    labels = torch.randint(0, 31, (rows,))
-    if rows > 1:
+    labels = torch.randint(0, 31, (num_rows,))
+    if num_rows > 1:
         labels[::3] = IGNORED
     actual = linear_cross_entropy(hidden, weight, labels, scale)
     expected = cross_entropy(scale * hidden @ weight.T, labels, reduction="sum")
     torch.testing.assert_close(actual, expected)
-    for a, b in zip(
-        torch.autograd.grad(2.5 * actual, (hidden, weight)), torch.autograd.grad(2.5 * expected, (hidden, weight))
-    ):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(*(torch.autograd.grad(2.5 * loss, (hidden, weight)) for loss in (actual, expected)))
 
 
 def test_only_ignored_labels_give_zero():
@@ -55,14 +60,7 @@ def test_labels_that_are_not_integers_are_refused(dtype):
         linear_cross_entropy(torch.zeros(1, 3), torch.zeros(7, 3), torch.ones(1, dtype=dtype))
 
 
-def test_rows_that_do_not_count_are_not_computed(monkeypatch):
-    rows, block = [], module._block
-
-    def noting(logits, labels, needs_gradients):
-        rows.append(len(logits))
-        return block(logits, labels, needs_gradients)
-
-    monkeypatch.setattr(module, "_block", noting)
+def test_rows_that_do_not_count_are_not_computed(rows):
     labels = torch.full((3 * ROWS,), IGNORED)
     labels[::10] = 2
     linear_cross_entropy(torch.randn(3 * ROWS, 4), torch.randn(7, 4), labels)
@@ -80,16 +78,9 @@ def test_autocast_multiplies_in_bfloat16_and_sums_in_float32():
     torch.testing.assert_close(actual.detach(), expected, rtol=1e-2, atol=0)  # eight bits in each logit
 
 
-def test_blocks_of_a_gpu_hold_so_many_logits(monkeypatch):
+def test_blocks_of_a_gpu_hold_so_many_logits(rows, monkeypatch):
     """Rows by the size of the vocabulary, and never fewer than on a CPU."""
-    rows, block = [], module._block
-
-    def noting(logits, labels, needs_gradients):
-        rows.append(len(logits))
-        return block(logits, labels, needs_gradients)
-
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    monkeypatch.setattr(module, "_block", noting)
     monkeypatch.setattr(module, "GPU_LOGITS", 31 * 300)
     linear_cross_entropy(torch.randn(700, 4), torch.randn(31, 4), torch.zeros(700, dtype=torch.long))
     linear_cross_entropy(torch.randn(300, 4), torch.randn(310, 4), torch.zeros(300, dtype=torch.long))

@@ -4,53 +4,21 @@ import json
 
 import pytest
 import torch
-from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel
 
 import tessera
 from tessera.cli.main import main
 from tessera.testing import state_laws
 from tessera.testing.state_laws import LAWS, check_state
+from tests.memory_files.models import MAKERS, v1
 
 GPT2 = GPT2Config(vocab_size=60, n_embd=16, n_layer=2, n_head=2, n_positions=64)
-LLAMA = LlamaConfig(
-    vocab_size=60,
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    intermediate_size=32,
-)
-
-
-def mosaic():
-    config = tessera.MemoryMosaicConfig(
-        vocab_size=60, hidden_size=16, num_layers=2, num_heads=2, num_persistent_slots=8, kernel="biweight"
-    )
-    return tessera.MemoryMosaicForCausalLM(config)
-
-
-def mosaic_v2():
-    config = tessera.MemoryMosaicV2Config(
-        vocab_size=60,
-        hidden_size=16,
-        num_layers=2,
-        num_heads=2,
-        intermediate_size=16,
-        long_term_delay=6,
-        short_term_span=9,
-    )
-    return tessera.MemoryMosaicV2ForCausalLM(config)
 
 
 MODELS = {
-    "v1": mosaic,
-    "v2": mosaic_v2,
-    "armt": lambda: tessera.wrap(GPT2LMHeadModel(GPT2), segment_size=8, num_memory_tokens=2, memory_dim=4),
-    "armt around v1": lambda: tessera.wrap(mosaic(), segment_size=8, num_memory_tokens=2, memory_dim=4),
-    "rmt": lambda: tessera.wrap_rmt(LlamaForCausalLM(LLAMA), segment_size=8, num_memory_tokens=2),
-    "prmt": lambda: tessera.wrap_prmt(LlamaForCausalLM(LLAMA), segment_size=8, num_memory_tokens=2),
-    "gpt2": lambda: GPT2LMHeadModel(GPT2),
-    "llama": lambda: LlamaForCausalLM(LLAMA),
+    **{kind: MAKERS[kind] for kind in ("v2", "armt", "rmt", "prmt", "gpt2", "llama")},
+    "v1": lambda: v1(kernel="biweight"),
+    "armt around v1": lambda: tessera.wrap(v1(), segment_size=8, num_memory_tokens=2, memory_dim=4),
 }
 SEGMENTED = {
     "several tokens behind a state are one by one",
@@ -219,7 +187,7 @@ def test_texts_have_several_borders_of_segments():
             return output
 
     torch.manual_seed(0)
-    model = tessera.wrap_rmt(LlamaForCausalLM(LLAMA), segment_size=32, num_memory_tokens=2)
+    model = tessera.wrap_rmt(MAKERS["llama"](), segment_size=32, num_memory_tokens=2)
     model.__class__ = LosesItsThirdSegment
     finding = {finding.law: finding for finding in check_state(model)}["two chunks are the whole"]
     assert (finding.holds, finding.tokens) == (False, 128)
@@ -241,7 +209,7 @@ def test_every_law_has_a_model_that_breaks_it():
 
 def test_the_command_prints_a_line_for_each_law_and_says_by_its_status_what_came(tmp_path, capsys):
     torch.manual_seed(0)
-    mosaic().save_pretrained(tmp_path / "right")
+    MODELS["v1"]().save_pretrained(tmp_path / "right")
     assert main(["check", str(tmp_path / "right")]) == 0
     assert capsys.readouterr().out.count(" holds ") == len(LAWS)
     assert main(["check", str(tmp_path / "right"), "--allowed", "0", "--json"]) == 1

@@ -41,23 +41,21 @@ def both(backend, dtype, device, held=None, closed=(), **options):
     return [read, *written, *torch.autograd.grad(loss, [*inputs.values(), query])]
 
 
-@pytest.mark.parametrize(("dtype", "relative"), [(torch.float32, 1e-5), (torch.bfloat16, 4e-2)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "relative", "options"),
+    # Relative to the largest entry; bfloat16 rounds inputs of the second product, the outputs, and b.
+    [(torch.float32, 1e-5, {}), (torch.bfloat16, 4e-2, {})]
+    + [(torch.float32, 1e-5, {"closed": (1, 3), "gate_normaliser": True})],
+    ids=["float32", "bfloat16", "pairs of strength 0 leave the normaliser"],
+)
 @pytest.mark.parametrize("correction", [True, False])
-def test_equal_to_the_reference(triton_device, dtype, relative, correction):
-    actual = both("triton", dtype, triton_device, correction=correction)
-    expected = both("reference", torch.float64, triton_device, correction=correction)
+def test_equal_to_the_reference(triton_device, dtype, relative, options, correction):
+    actual, expected = (
+        both(backend, kind, triton_device, correction=correction, **options)
+        for backend, kind in (("triton", dtype), ("reference", torch.float64))
+    )
     for left, right in zip(actual, expected):
-        # Relative to the largest entry; bfloat16 rounds inputs of the second product, the outputs, and b.
         assert (left.double() - right).abs().max().item() <= relative * max(1.0, right.abs().max().item())
-
-
-@pytest.mark.parametrize("correction", [True, False])
-def test_pairs_of_strength_zero_leave_the_normaliser(triton_device, correction):
-    options = {"closed": (1, 3), "correction": correction, "gate_normaliser": True}
-    actual = both("triton", torch.float32, triton_device, **options)
-    expected = both("reference", torch.float64, triton_device, **options)
-    for left, right in zip(actual, expected):
-        assert (left.double() - right).abs().max().item() <= 1e-5 * max(1.0, right.abs().max().item())
 
 
 def test_a_memory_wider_than_what_meets_it(triton_device):

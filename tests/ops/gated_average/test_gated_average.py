@@ -82,28 +82,6 @@ def test_gates_of_a_hundred_neither_overflow_nor_lose_the_direction(backend, dty
     torch.testing.assert_close(keys.double(), unit_norm(exact), rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("backend", RUNNABLE)
-def test_any_split_in_time_gives_the_whole(backend):
-    x, gate, decay = inputs(50)
-    at_once, end = gated_average(x, gate, decay, backend=backend)
-    state, parts = None, []
-    for start, stop in ((0, 1), (1, 20), (20, 21), (21, 50)):
-        piece = (tensor[:, :, start:stop] for tensor in (x, gate, decay))
-        part, state = gated_average(*piece, state, backend=backend)
-        parts.append(part)
-    torch.testing.assert_close(torch.cat(parts, dim=2), at_once, **TOLERANCE)
-    torch.testing.assert_close(state.log_weight, end.log_weight, **TOLERANCE)
-
-
-def test_documents_are_averaged_as_if_alone():
-    x, gate, decay = inputs(40)
-    documents = torch.zeros(BATCH, 40, dtype=torch.long)
-    documents[:, 13:] = 4
-    packed, _ = gated_average(x, gate, decay, documents=documents)
-    alone, _ = gated_average(x[:, :, 13:], gate[:, :, 13:], decay[:, :, 13:])
-    torch.testing.assert_close(packed[:, :, 13:], alone, **TOLERANCE)
-
-
 def test_an_emptied_state_forgets_only_the_chosen_sequences():
     x, gate, decay = inputs(6)
     _, state = gated_average(x, gate, decay)

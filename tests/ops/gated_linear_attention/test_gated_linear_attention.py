@@ -7,6 +7,7 @@ from tessera.base.errors import TesseraError
 from tessera.ops.gated_linear_attention import LinearAttentionState, gated_linear_attention
 from tessera.ops.gated_linear_attention.chunked import CHUNK
 from tessera.ops.gated_linear_attention.reference import reference
+from tests.refusals import refused
 from tests.tolerances import REORDERED_FLOAT64
 
 LENGTHS = (1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 63)
@@ -43,18 +44,7 @@ def test_chunks_equal_the_equation(steps, decay):
     weight = torch.randn(answers.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     ours = torch.autograd.grad((answers * weight).sum(), tensors[:3], retain_graph=True)
     theirs = torch.autograd.grad((expected * weight).sum(), tensors[:3])
-    for one, other in zip(ours, theirs):
-        torch.testing.assert_close(one, other, rtol=0, atol=REORDERED_FLOAT64)
-
-
-@pytest.mark.parametrize("cut", [1, CHUNK, 20])
-def test_a_state_continues(cut):
-    tensors, documents = inputs(40, 0.2), documents_of(40)
-    at_once, last = gated_linear_attention(*tensors, documents=documents)
-    first, state = gated_linear_attention(*(t[:, :, :cut] for t in tensors), documents=documents[:, :cut])
-    second, end = gated_linear_attention(*(t[:, :, cut:] for t in tensors), state, documents[:, cut:])
-    torch.testing.assert_close(torch.cat([first, second], 2), at_once, rtol=0, atol=REORDERED_FLOAT64)
-    torch.testing.assert_close(end.matrix, last.matrix, rtol=0, atol=REORDERED_FLOAT64)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=REORDERED_FLOAT64)
 
 
 def test_a_state_of_other_rows_is_refused_and_one_of_another_format_goes_on():
@@ -69,10 +59,8 @@ def test_a_state_of_other_rows_is_refused_and_one_of_another_format_goes_on():
 
 def test_shapes_that_do_not_fit():
     query, key, value, _ = inputs(4, 0.0)
-    with pytest.raises(TesseraError, match="key must be"):
-        gated_linear_attention(query, key[:, :, :3], value)
-    with pytest.raises(TesseraError, match="documents must be"):
-        gated_linear_attention(query, key, value, documents=torch.zeros(3, 5))
+    refused("key must be", gated_linear_attention, query, key[:, :, :3], value)
+    refused("documents must be", gated_linear_attention, query, key, value, documents=torch.zeros(3, 5))
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.001])

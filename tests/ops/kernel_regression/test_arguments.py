@@ -8,9 +8,10 @@ import torch
 import tessera
 from tessera.base.errors import TesseraError
 from tessera.kernels import Gaussian, NearestNeighbours, kernel_from_config
-from tessera.ops.kernel_regression import BACKENDS, Window, kernel_regression
+from tessera.ops.kernel_regression import Window, kernel_regression
 from tests.covering import pairwise
 from tests.kernels.contract import all_kernels, identifier
+from tests.refusals import refused
 
 B, H, T, N, K, V = 2, 3, 5, 7, 4, 6
 
@@ -82,14 +83,12 @@ def test_mistakes_are_explained(changes, message):
 @pytest.mark.parametrize("delay", [0, -3, 1.5, True, torch.tensor([-3]), torch.tensor([2, 0]), torch.tensor([1.0]),
                                    torch.tensor(2)], ids=str)  # fmt: skip
 def test_no_window_sees_the_future(delay):
-    with pytest.raises(TesseraError, match="Window: (every )?delay must be"):
-        Window(delay)
+    refused("Window: (every )?delay must be", Window, delay)
 
 
 @pytest.mark.parametrize("span", [0, 3, 3.5])
 def test_a_span_holds_a_pair(span):
-    with pytest.raises(TesseraError, match="Window: span must be an integer that exceeds delay"):
-        Window(3, span)
+    refused("Window: span must be an integer that exceeds delay", Window, 3, span)
 
 
 @pairwise(
@@ -142,10 +141,6 @@ def test_numbers_are_as_precise_as_the_call():
         exact = {name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()}
         actual = kernel_regression(**tensors, kernel=kernel, **numbers)
         assert torch.equal(actual, kernel_regression(**tensors, kernel=kernel, **exact))
-
-
-def test_the_names_of_the_backends():
-    assert list(BACKENDS) == ["cpu_bfloat16", "fused", "triton", "chunked", "reference"]
 
 
 def test_delays_may_lie_on_another_device():

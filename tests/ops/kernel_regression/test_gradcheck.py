@@ -31,19 +31,10 @@ def test_gradcheck(kernel, window, documents, backend):
     inputs = (draw(2, 1, 7, 3), draw(2, 1, 7, 3), draw(2, 1, 7, 2), draw(1, 1).exp() + 0.5)
 
     def regression(query, key, value, beta):
-        slope, intercept = kernel.affine(beta)
-        return kernel_regression(
-            normalize(query, dim=-1),
-            normalize(key, dim=-1),
-            value,
-            kernel=kernel,
-            slope=slope,
-            intercept=intercept,
-            window=window,
-            query_documents=documents,
-            pair_documents=documents,
-            backend=backend,
-        )
+        query, key = normalize(query, dim=-1), normalize(key, dim=-1)
+        score = {"kernel": kernel, **dict(zip(("slope", "intercept"), kernel.affine(beta)))}
+        masks = {"window": window, "query_documents": documents, "pair_documents": documents}
+        return kernel_regression(query, key, value, **score, **masks, backend=backend)
 
     leaves = tuple(tensor.requires_grad_() for tensor in inputs)
     # Random directions instead of every entry: the same derivative, at a tenth of the time.

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from tessera.base.errors import TesseraError
 from tessera.kernels import Biweight, Gaussian, NearestNeighbours, NormalizedReLU, ReLUmax, Triweight
 from tessera.ops.kernel_regression import BACKENDS, Call, Window, choose_backend, kernel_regression, reference
 from tessera.ops.kernel_regression.query_blocks import QUERIES, query_blocks
 from tests.covering import some
 from tests.kernels.contract import all_kernels, identifier
 from tests.ops.kernel_regression.cases import CASES, Case, perturbed, regress, rounded
+from tests.refusals import refused
 from tests.tolerances import REORDERED_FLOAT64
 
 KERNEL = pytest.mark.parametrize("kernel", all_kernels(), ids=identifier)
@@ -133,19 +133,10 @@ def test_slope_and_intercept_per_query(kernel, shape):
         torch.manual_seed(3)
         slope = (torch.rand(shape, dtype=torch.float64) + 2).requires_grad_()
         intercept = torch.randn(shape, dtype=torch.float64).requires_grad_()
-        output = kernel_regression(
-            tensors["query"],
-            tensors["key"],
-            tensors["value"],
-            kernel=kernel,
-            slope=slope,
-            intercept=intercept,
-            window=Window(),
-            backend=backend,
-        )
+        options = {"kernel": kernel, "slope": slope, "intercept": intercept, "window": Window(), "backend": backend}
+        output = kernel_regression(*(tensors[name] for name in ("query", "key", "value")), **options)
         results.append([output.detach(), *torch.autograd.grad(output, (slope, intercept), tensors["above"])])
-    for left, right in zip(*results):
-        torch.testing.assert_close(left, right, rtol=0, atol=1e-9)
+    torch.testing.assert_close(*results, rtol=0, atol=1e-9)
 
 
 def test_equal_keys_average_the_values():
@@ -161,17 +152,8 @@ def test_equal_keys_average_the_values():
 def test_a_query_outside_all_documents_does_not_see_pairs_that_are_not_stored(backend):
     query, key, value = (torch.randn(1, 1, 5, 3, dtype=torch.float64) for _ in range(3))
     documents = torch.tensor([[-1, -1, 0, 0, -1]])
-    output = kernel_regression(
-        query,
-        key,
-        value,
-        kernel=Gaussian(),
-        slope=torch.ones(()),
-        window=Window(),
-        query_documents=documents,
-        pair_documents=documents,
-        backend=backend,
-    )
+    masks = {"window": Window(), "query_documents": documents, "pair_documents": documents}
+    output = kernel_regression(query, key, value, kernel=Gaussian(), slope=torch.ones(()), backend=backend, **masks)
     assert torch.equal(output[0, 0, [0, 1, 2, 4]], torch.zeros(4, 3).double())
     torch.testing.assert_close(output[0, 0, 3], value[0, 0, 2])
 
@@ -256,8 +238,7 @@ def test_the_first_backend_that_takes_the_call_runs_it():
     ],
 )
 def test_an_impossible_backend_says_why(backend, call, reason):
-    with pytest.raises(TesseraError, match=f"backend '{backend}' cannot run this call: .*{reason}"):
-        choose_backend(example_call(**call), backend)
+    refused(f"backend '{backend}' cannot run this call: .*{reason}", choose_backend, example_call(**call), backend)
 
 
 def test_autocast_does_not_narrow_the_scores():
