@@ -45,6 +45,18 @@ def tessera(capsys):
 
 
 @pytest.fixture
+def done(tessera):
+    """Run a command that must succeed; returns (stdout, stderr)."""
+
+    def run(*arguments):
+        status, out, err = tessera(*arguments)
+        assert status == 0, err
+        return out, err
+
+    return run
+
+
+@pytest.fixture
 def refused(tessera):
     """A command is refused in one line that holds `message`, with status 2 and nothing on standard output."""
 

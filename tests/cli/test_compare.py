@@ -71,10 +71,9 @@ def test_json_holds_the_same_numbers(tessera, runs):
     assert fresh["best_validation_loss"] is None
 
 
-def test_the_figure_names_every_run(tessera, runs, tmp_path):
+def test_the_figure_names_every_run(done, runs, tmp_path):
     figure = tmp_path / "runs.svg"
-    status, _, _ = tessera("compare", *runs[:2], "--plot", figure)
-    assert status == 0
+    done("compare", *runs[:2], "--plot", figure)
     for folder in runs[:2]:
         assert f"<!-- {folder.name}, validation" in figure.read_text()
 

@@ -49,27 +49,23 @@ OPTIONS = (
 )
 
 
-def run_of(tessera, folder, corpus, model):
+def run_of(done, folder, corpus, model):
     """Train in `folder`; returns it."""
     section = f"model={json.dumps(model)}"
-    status, _, err = tessera("train", "tiny", section, f"data.source={corpus}", *OPTIONS, "--output", folder)
-    assert status == 0, err
+    done("train", "tiny", section, f"data.source={corpus}", *OPTIONS, "--output", folder)
     return folder
 
 
 @some("name", MODELS, by_default=("transformer", "memory_mosaic", "memory_mosaic_v2", "gpt_neox", "lstm", "armt"))
-def test_train_info_eval_generate_inspect_memorize_ask(name, tessera, corpus, tmp_path):
-    run = run_of(tessera, tmp_path / "run", corpus, MODELS[name])
+def test_train_info_eval_generate_inspect_memorize_ask(name, tessera, done, corpus, tmp_path):
+    run = run_of(done, tmp_path / "run", corpus, MODELS[name])
     config = json.loads((run / "config.json").read_text())
     assert config.get("base_config", config)["vocab_size"] == 258  # the byte tokenizer's
-    status, out, err = tessera("info", run)
-    assert status == 0, err
+    out, _ = done("info", run)
     assert "parameters" in out
-    status, out, err = tessera("eval", run, "--json")
-    assert status == 0, err
+    out, _ = done("eval", run, "--json")
     assert json.loads(out)["loss"] > 0
-    status, _, err = tessera("generate", run, "--prompt", "Once", "--max-new-tokens", 8, "--temperature", 0)
-    assert status == 0, err
+    done("generate", run, "--prompt", "Once", "--max-new-tokens", 8, "--temperature", 0)
     page, memory = tmp_path / "page.html", tmp_path / "memory.safetensors"
     text = ["--text", corpus, "--tokens", 12, "--without", "heads", "-o", page]
     status, _, err = tessera("inspect", run, *text)
@@ -98,19 +94,17 @@ def test_train_info_eval_generate_inspect_memorize_ask(name, tessera, corpus, tm
     assert status == 0, err
     if "segment_size" in MODELS[name]:
         assert data_of(page.read_text(encoding="utf-8"))[0]["stored"]["segmentsRead"] > 0
-    status, _, err = tessera("ask", run, "Who was", "--memory", memory, "--max-new-tokens", 4)
-    assert status == 0, err
+    done("ask", run, "Who was", "--memory", memory, "--max-new-tokens", 4)
 
 
-def test_a_segmented_model_starts_from_the_weights_of_its_base(tessera, corpus, tmp_path):
+def test_a_segmented_model_starts_from_the_weights_of_its_base(done, corpus, tmp_path):
     from safetensors.torch import load_file
 
-    base = run_of(tessera, tmp_path / "base", corpus, V1)
+    base = run_of(done, tmp_path / "base", corpus, V1)
     model = {"type": "armt", "memory_dim": 4, "base": str(base), **SEGMENTED}
     section, options = f"model={json.dumps(model)}", [*OPTIONS, "training.learning_rate=1.0e-9", "training.steps=1"]
     wrapped = tmp_path / "wrapped"
-    status, _, err = tessera("train", "tiny", section, f"data.source={corpus}", *options, "--output", wrapped)
-    assert status == 0, err
+    done("train", "tiny", section, f"data.source={corpus}", *options, "--output", wrapped)
     old, new = load_file(base / "model.safetensors"), load_file(wrapped / "model.safetensors")
     for key, tensor in old.items():
         name = f"base.{key}".replace(".layers.0.", ".layers.0.layer.")

@@ -31,12 +31,11 @@ def greedy(folder, prompt, tokens):
     return bytes(token for token in actual.tolist() if token < 256).decode(errors="replace")
 
 
-def test_a_table_of_models_and_prompts(tessera, refused, two_models, tmp_path):
+def test_a_table_of_models_and_prompts(tessera, done, refused, two_models, tmp_path):
     prompts = ["Once upon", "The king"]
     (tmp_path / "prompts.txt").write_text("Once upon\n\nThe king\n")
     options = ("--prompts", tmp_path / "prompts.txt", "--num-beams", 2, "--max-new-tokens", 4)
-    status, out, err = tessera("generate", *two_models, *options, "--out", tmp_path / "table.md")
-    assert status == 0, err
+    out, _ = done("generate", *two_models, *options, "--out", tmp_path / "table.md")
     columns = {str(folder): [greedy(folder, prompt, 4) for prompt in prompts] for folder in two_models}
     assert columns[str(two_models[0])] != columns[str(two_models[1])]
     assert out == markdown_table(prompts, columns) + "\n"

@@ -47,12 +47,9 @@ def test_several_texts(tessera, run_folder, corpus, tmp_path):
     assert (status, out, err.count("\n")) == (2, "", 2)
 
 
-def test_page_and_trace(tessera, run_folder, corpus, tmp_path):
+def test_page_and_trace(done, run_folder, corpus, tmp_path):
     page, saved = tmp_path / "page.html", tmp_path / "trace.safetensors"
-    status, out, _ = tessera(
-        "inspect", run_folder, "--text", corpus, "-o", page, "--tokens", 30, "--last", 5, "--save", saved
-    )
-    assert status == 0
+    out, _ = done("inspect", run_folder, "--text", corpus, "-o", page, "--tokens", 30, "--last", 5, "--save", saved)
     assert "open it in a browser" in out
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
     trace = Trace.load(saved)

@@ -28,12 +28,11 @@ def small_stories(tmp_path_factory):
 
 
 @pytest.mark.grid
-def test_the_demo_leaves_both_runs_and_their_comparison(tessera, tmp_path, small_stories, monkeypatch):
+def test_the_demo_leaves_both_runs_and_their_comparison(done, tmp_path, small_stories, monkeypatch):
     monkeypatch.setattr(language_demo, "STREAM_TOKENS", 20)
     output = tmp_path / "demo"
     arguments = ["demo", "language", *SMALL, *SCHEDULE, small_stories, "--output", output, "--prompt", "A king"]
-    status, out, err = tessera(*arguments)
-    assert status == 0, err
+    out, _ = done(*arguments)
     for run in ("mosaic", "transformer"):
         for name in ("config.json", "model.safetensors", "metrics.jsonl", "recipe.yaml", "checkpoints/checkpoint-6"):
             assert (output / run / name).exists(), name
@@ -53,8 +52,7 @@ def test_the_demo_leaves_both_runs_and_their_comparison(tessera, tmp_path, small
     # A second demo replaces the first; on a slow machine it trains fewer steps.
     monkeypatch.setattr(language_demo, "seconds_per_step", lambda recipe, arguments: 3.0)
     steps = ("training.steps=400", "training.warmup_steps=40")
-    status, out, _ = tessera("demo", "language", *SMALL, *steps, small_stories, "--output", output, "--minutes", 1)
-    assert status == 0
+    out, _ = done("demo", "language", *SMALL, *steps, small_stories, "--output", output, "--minutes", 1)
     assert "400 steps of both would take 40.3 minutes here: training 6 of them" in out
     lines = (output / "mosaic" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["step"] == 6

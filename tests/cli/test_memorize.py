@@ -36,21 +36,19 @@ def wrapped(run_folder, tmp_path_factory):
     return folder
 
 
-def test_a_text_is_read_in_parts_and_asked(tessera, wrapped, tmp_path):
+def test_a_text_is_read_in_parts_and_asked(tessera, done, wrapped, tmp_path):
     text = "Once upon a time there was a king with a crown."
     (tmp_path / "whole.txt").write_text(text)
     (tmp_path / "one.txt").write_text(text[:24])  # bytes are tokens here, segments have 8
     (tmp_path / "two.txt").write_text(text[24:])
-    status, out, _ = tessera("memorize", wrapped, tmp_path / "whole.txt", "--out", tmp_path / "whole")
-    assert status == 0
+    out, _ = done("memorize", wrapped, tmp_path / "whole.txt", "--out", tmp_path / "whole")
     assert f"{len(text)} tokens in 6 segments" in out
     tessera("memorize", wrapped, tmp_path / "one.txt", "--out", tmp_path / "one")
     tessera("memorize", wrapped, tmp_path / "two.txt", "--out", tmp_path / "two", "--memory", tmp_path / "one")
     at_once, parts = ARMTState.load(tmp_path / "whole"), ARMTState.load(tmp_path / "two")
     for name, tensor in at_once.tensors().items():
         torch.testing.assert_close(parts.tensors()[name], tensor)
-    status, out, _ = tessera("ask", wrapped, "Who was", "--memory", tmp_path / "whole", "--max-new-tokens", 6)
-    assert status == 0
+    out, _ = done("ask", wrapped, "Who was", "--memory", tmp_path / "whole", "--max-new-tokens", 6)
     model, ids = load_model(wrapped), torch.tensor([list(b"Who was")])
     expected = model.generate(ids, memory_state=at_once, max_new_tokens=6, do_sample=False, attention_mask=ids > 0)
     assert out == load_tokenizer(wrapped).decode(expected[0, 7:], skip_special_tokens=True) + "\n"
@@ -84,10 +82,7 @@ def test_mistakes_are_one_line(tessera, refused, wrapped, run_folder, tmp_path):
         (("memorize", wrapped, tmp_path / "bytes.txt", "--out", new), "text must be UTF-8; this is UTF-16"),
         (("ask", run_folder, "Who?", "--memory", memory), "--memory must be a stored memory_mosaic memory; got armt"),
         (("ask", wrapped, "Who?", "--memory", memory, "--cite"), "must keep pairs (v1, v2); got armt, whose state"),
-        (
-            ("memorize", wrapped, tmp_path / "empty.txt", "--out", new),
-            "empty.txt', which is empty.",
-        ),
+        (("memorize", wrapped, tmp_path / "empty.txt", "--out", new), "empty.txt', which is empty."),
         (("memorize", wrapped, text, "--out", text), "got '{text}', which exists and is no stored memory"),
         (("memorize", wrapped, text, "--out", text, "--overwrite"), "which exists and is no stored memory"),
         (("memorize", wrapped, text, "--out", memory), "a stored memory. Use --overwrite."),
@@ -99,10 +94,7 @@ def test_mistakes_are_one_line(tessera, refused, wrapped, run_folder, tmp_path):
         (("ask", wrapped, "Who?", "--memory", memory, "--text", text), "not both; got memory and text"),
         (("ask", wrapped, "Who?", "--memory", memory, "--plant", "A king."), "--plant must come with --text"),
         (("ask", wrapped, "Who?", "--text", text, "--plant", ""), "--plant must hold a sentence; got ''"),
-        (
-            ("ask", wrapped, "Who?", "--text", tmp_path / "none.txt"),
-            "or a bundled book (",
-        ),
+        (("ask", wrapped, "Who?", "--text", tmp_path / "none.txt"), "or a bundled book ("),
         (("ask", wrapped, "Who?", "--text", tmp_path / "bytes.txt"), "bytes.txt: text must be UTF-8"),
         (("ask", wrapped, "Who?", "--memory", memory, "--max-new-tokens", 0), "at least 1"),
         (("ask", wrapped, "Who?", "--samples", text), "--samples must come without questions"),
@@ -197,13 +189,12 @@ def test_a_memory_that_is_no_number_is_not_stored(refused, wrapped, tmp_path, mo
     assert not (tmp_path / "memory").exists()
 
 
-def test_questions_share_a_memory_and_no_answers(tessera, wrapped, tmp_path, monkeypatch):
+def test_questions_share_a_memory_and_no_answers(tessera, done, wrapped, tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text("Once upon a time there was a king with a crown.")
     tessera("memorize", wrapped, tmp_path / "text.txt", "--out", tmp_path / "memory")
     options = ("--memory", tmp_path / "memory", "--max-new-tokens", 4)
     alone = [tessera("ask", wrapped, question, *options)[1] for question in ("Who was", "And then")]
-    status, out, _ = tessera("ask", wrapped, "Who was", "And then", *options)
-    assert status == 0
+    out, _ = done("ask", wrapped, "Who was", "And then", *options)
     assert out == f"> Who was\n{alone[0]}> And then\n{alone[1]}"
     monkeypatch.setattr("sys.stdin", io.StringIO("Who was\n\nAnd then"))
     status, out, _ = tessera("ask", wrapped, "--interactive", *options)
@@ -259,7 +250,7 @@ def test_sentences_are_planted_between_chinese_ones_too():
     assert max(stream.places) < 1, "not behind the text"
 
 
-def test_several_texts_are_read_in_turn(tessera, refused, wrapped, tmp_path):
+def test_several_texts_are_read_in_turn(tessera, done, refused, wrapped, tmp_path):
     parts = {
         "first.txt": "a king had",
         "second.txt": "three sons.\n",
@@ -271,8 +262,7 @@ def test_several_texts_are_read_in_turn(tessera, refused, wrapped, tmp_path):
     first, second, both, empty = (tmp_path / name for name in parts)
     for files in ([first, second], [empty, first, second], [first, empty, second, empty]):
         assert "".join(text_of_files(files, 3)) == both.read_text()
-    status, out, err = tessera("ask", wrapped, "Who?", "--text", first, "--text", second)
-    assert status == 0
+    out, err = done("ask", wrapped, "Who?", "--text", first, "--text", second)
     assert err.startswith("first.txt, second.txt: ")
     _, same, read = tessera("ask", wrapped, "Who?", "--text", both)
     assert (out, err.split(": ")[1]) == (same, read.split(": ")[1])

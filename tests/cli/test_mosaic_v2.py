@@ -51,11 +51,10 @@ def test_evaluation_without_long_term_memory(tessera, refused, mosaic, run_folde
     refused(message, "eval", run_folder, "--without-long-term-memory")
 
 
-def test_context_fine_tuning_starts_from_the_shorter_run(tessera, mosaic, tmp_path):
+def test_context_fine_tuning_starts_from_the_shorter_run(tessera, done, mosaic, tmp_path):
     recipe, run = mosaic
     longer = ("data.context=128", f"training.initialize_from={run}", "training.learning_rate=1e-9", *TRAINING)
-    status, _, err = tessera("train", recipe, *longer, "training.precision=fp32", "--output", tmp_path / "long")
-    assert status == 0, err
+    done("train", recipe, *longer, "training.precision=fp32", "--output", tmp_path / "long")
     before = json.loads(tessera("eval", run, "--json", "--context", 128, "--sequences", 2)[1])
     after = json.loads(tessera("eval", tmp_path / "long", "--json", "--sequences", 2)[1])
     assert after["context"] == 128

@@ -58,8 +58,7 @@ def test_to_list_tasks_and_experiments_does_not_import_them(how, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("environment", "spins"),
-    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+    ("environment", "spins"), [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")]
 )
 def test_threads_give_their_core_away_unless_the_user_says_how_they_wait(environment, spins, tmp_path):
     plugin = tmp_path / "plugin.py"

@@ -8,10 +8,9 @@ from tests.cli.conftest import OPTIONS
 GRID = ("training.learning_rate=1e-3,3e-2", "training.seed=0,1")
 
 
-def test_a_grid_from_end_to_end(tessera, corpus, tmp_path):
+def test_a_grid_from_end_to_end(done, corpus, tmp_path):
     command = ("sweep", "tiny", f"data.source={corpus}", *OPTIONS, *GRID, "--output", tmp_path / "runs")
-    status, out, err = tessera(*command)
-    assert status == 0
+    out, err = done(*command)
     table = json.loads((tmp_path / "runs" / "sweep.json").read_text())
     losses = [run["validation_loss"] for run in table["runs"]]
     assert [run["values"] for run in table["runs"]] == [
@@ -36,17 +35,15 @@ def test_a_grid_from_end_to_end(tessera, corpus, tmp_path):
         assert settings["seed"] == int(run["values"]["seed"])
     # Called again, it trains what is missing alone.
     shutil.rmtree(table["runs"][1]["folder"])
-    status, out, err = tessera(*command, "--json")
-    assert status == 0
+    out, err = done(*command, "--json")
     assert [line for line in err.splitlines() if line.startswith("run ")] == ["run 2 of 4: learning_rate=1e-3, seed=1"]
     assert [run["validation_loss"] for run in json.loads(out)["runs"]] == losses
 
 
-def test_a_run_that_diverges_is_a_row(tessera, corpus, tmp_path):
+def test_a_run_that_diverges_is_a_row(done, corpus, tmp_path):
     grid = ("training.learning_rate=1e-3,1e6", "training.clip=0", "training.warmup_steps=0", "training.steps=8")
     options = [option for option in OPTIONS if not option.startswith(("training.steps", "training.warmup"))]
-    status, out, _ = tessera("sweep", "tiny", f"data.source={corpus}", *options, *grid, "--output", tmp_path / "runs")
-    assert status == 0
+    out, _ = done("sweep", "tiny", f"data.source={corpus}", *options, *grid, "--output", tmp_path / "runs")
     first, second = out.splitlines()[1:3]
     assert first.endswith("best")
     assert second.endswith("not finite")
@@ -69,7 +66,7 @@ def test_a_setting_that_diverges_from_a_seed_is_not_the_best(capsys):
     assert (diverged.split()[0], diverged.split()[-1]) == ("rate=1", "1")
 
 
-def test_questions_have_right_answers_and_no_bits(tessera, tmp_path, monkeypatch):
+def test_questions_have_right_answers_and_no_bits(tessera, done, tmp_path, monkeypatch):
     def train(recipe, folder, resume):
         right = 0.25 if recipe.model["memory_dim"] == 8 else 0.5
         numbers = {"validation_loss": right, "validation_bits_per_byte": None, "validation_exact_match": right}
@@ -79,8 +76,7 @@ def test_questions_have_right_answers_and_no_bits(tessera, tmp_path, monkeypatch
 
     monkeypatch.setattr("tessera.tools.sweep.train", train)
     command = ("sweep", "armt-babilong-qa1", "--output", tmp_path / "runs")
-    status, out, _ = tessera(*command, "model.memory_dim=8,16", "seed=0,1")
-    assert status == 0
+    out, _ = done(*command, "model.memory_dim=8,16", "seed=0,1")
     header, worse, _, better, _ = (line.split() for line in out.splitlines()[:5])
     assert header == ["nats/token", "of", "answers", "right", "parameters", "tokens"]
     assert worse[-4:] == ["0.2500", "0.2500", "5", "7"]

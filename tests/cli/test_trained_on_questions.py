@@ -57,12 +57,11 @@ def expected_answers(run, tokens, questions):
         yield Answer(tokenizer.decode(word), float(probability), prompt[0], word, certainty=certainty)
 
 
-def test_the_second_command_prints_the_likeliest_word(tessera, run, book):
+def test_the_second_command_prints_the_likeliest_word(done, run, book):
     """After reading the planted text, with its probability."""
     questions = ("Where is Mary?", "Where is John?")
     planting = [word for fact in FACTS for word in ("--plant", fact)]
-    status, out, err = tessera("ask", run, *questions, "--text", book, *planting)
-    assert status == 0
+    out, err = done("ask", run, *questions, "--text", book, *planting)
     planted = PlantedText(text_of_files([book]), book.stat().st_size, FACTS, 0)
     tokens = torch.tensor([list(token_stream(planted, load_tokenizer(run)))])
     assert f"book.txt: {tokens.shape[1]:,} tokens read" in err
@@ -102,7 +101,7 @@ def test_a_text_far_longer_than_what_was_measured_is_said(tessera, run, tmp_path
         assert (f"{times} times as many tokens were read as those texts have" in err) == (times > 4)
 
 
-def test_an_empty_text_is_named_by_the_option_that_named_it(tessera, refused, run, tmp_path, monkeypatch):
+def test_an_empty_text_is_named_by_the_option_that_named_it(tessera, run, tmp_path, monkeypatch):
     empty = tmp_path / "empty.txt"
     empty.touch()
     monkeypatch.setattr("sys.stdin", io.StringIO(f"/read {empty}\n"))
@@ -121,20 +120,19 @@ def test_questions_that_are_typed_are_answered_and_stored(tessera, run, book, tm
     assert ("not in this text" in out) == (row["in_text"] < 0.5)
 
 
-def test_other_verbs_know_what_the_run_was_trained_on(tessera, run):
+def test_other_verbs_know_what_the_run_was_trained_on(tessera, done, run):
     status, out, err = tessera("info", run)
     assert (status, 'it knows questions such as "Where is Daniel?"' in out) == (0, True), err
     status, out, err = tessera("generate", run, "--prompt", "Where is Mary?", "--max-new-tokens", 2)
     assert (status, "answers questions about a text: see tessera ask" in err) == (0, True)
-    status, out, err = tessera("eval", run, "--examples", 4)
-    assert status == 0, err
+    out, _ = done("eval", run, "--examples", 4)
     assert "run: babilong, 4 examples per length" in out
     assert "length 128 " in out  # what the last stage read: two segments of 64
     status, out, err = tessera("eval", run, "--task", "babilong", "--lengths", 100, "--examples", 4)
     assert (status, "length 100 " in out) == (0, True), err
 
 
-def test_files_of_samples_are_scored(tessera, run, book, tmp_path):
+def test_files_of_samples_are_scored(tessera, done, run, book, tmp_path):
     plain = re.search(r"(\S+) \(\d+\.\d %", tessera("ask", run, "Where is Mary?", "--text", book)[1])[1]
     samples, stored = tmp_path / "own.json", tmp_path / "samples.jsonl"
 
@@ -142,8 +140,7 @@ def test_files_of_samples_are_scored(tessera, run, book, tmp_path):
         """What is printed of the same question with these targets."""
         rows = [{"input": BOOK, "question": "Where is Mary?", "target": target} for target in targets]
         samples.write_text(json.dumps(rows))
-        status, out, _ = tessera("ask", run, "--samples", samples, *options)
-        assert status == 0
+        out, _ = done("ask", run, "--samples", samples, *options)
         return out.splitlines()
 
     assert scored((plain, plain, "nowhere"), "--output", stored) == [
@@ -164,7 +161,7 @@ def test_files_of_samples_are_scored(tessera, run, book, tmp_path):
 
 
 @pytest.mark.usefixtures("short_books")
-def test_questions_of_ones_own_from_a_file_to_an_answer(tessera, refused, tmp_path, monkeypatch):
+def test_questions_of_ones_own_from_a_file_to_an_answer(tessera, done, refused, tmp_path, monkeypatch):
     """From the command line alone, of a document too; afterwards the file may be gone."""
     rows = [{"text": f"Box {n} is dark red.", "question": f"What is box {n}?", "answer": "dark red"} for n in range(12)]
     file, run, book = tmp_path / "mine.jsonl", tmp_path / "run", tmp_path / "book.txt"
@@ -173,8 +170,7 @@ def test_questions_of_ones_own_from_a_file_to_an_answer(tessera, refused, tmp_pa
     stages = "training.curriculum=[{length: 1, steps: 30, learning_rate: 0.01}]"
     small = ("model.hidden_size=16", "model.num_persistent_slots=8", "training.batch_size=8")
     small += ("training.evaluate_sequences=2", "data.task.absent=0.0", stages)
-    status, _, err = tessera("train", "own-questions", f"data.task.file={file}", *small, "--output", run)
-    assert status == 0, err
+    done("train", "own-questions", f"data.task.file={file}", *small, "--output", run)
     command = ("ask", run, "What is box 3?", "--text", book)
     status, out, err = tessera(*command)
     assert (status, "dark red" in out) == (0, True), out
@@ -189,8 +185,7 @@ def test_questions_of_ones_own_from_a_file_to_an_answer(tessera, refused, tmp_pa
     status, out, err = tessera("eval", run, "--examples", 4)
     assert (status, "run: questions, 4 examples per length" in out) == (0, True), err
     nothing = ("--set", "absent=0.9", "--output", tmp_path / "rows.jsonl")
-    status, out, err = tessera("eval", run, "--task", "questions", "--examples", 8, *nothing)
-    assert status == 0, err
+    done("eval", run, "--task", "questions", "--examples", 8, *nothing)
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert {row["target"] for row in rows} == {"dark red", "not in this text"}
     for row in rows:
