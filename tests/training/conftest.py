@@ -4,6 +4,7 @@ import pytest
 import yaml
 
 from tessera.recipes.recipe import read_recipe
+from tessera.training.run import train
 from tessera.training.training_data import TextData
 
 TINY = {
@@ -36,6 +37,16 @@ def recipe_file(tmp_path):
     recipe = {**TINY, "data": {**TINY["data"], "source": str(tmp_path / "text.txt")}}
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(recipe))
     return tmp_path / "tiny.yaml"
+
+
+@pytest.fixture
+def go(recipe_file, tmp_path):
+    """Train the tiny recipe with overrides into `tmp_path / folder`."""
+
+    def start(*overrides, folder="run", **options):
+        return train(read_recipe(recipe_file, overrides), tmp_path / folder, progress=False, **options)
+
+    return start
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from tessera.base.errors import TesseraError
 from tessera.recipes.sections import Curriculum, Stage
 from tessera.training.fit import train_curriculum
 from tessera.training.optimizer import FitOptions
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -17,18 +18,14 @@ from tessera.training.optimizer import FitOptions
     [
         ({"length": 1}, r"stages\[0\].steps must be given \(an integer\); got nothing"),
         ({"length": 1, "steps": "many"}, r"stages\[0\].steps must be an integer; got 'many'"),
-        (
-            {"length": 1, "step": 3, "steps": 3},
-            r"stages\[0\].step is not a known key; got 3. Did you mean 'steps'",
-        ),
+        ({"length": 1, "step": 3, "steps": 3}, r"stages\[0\].step is not a known key; got 3. Did you mean 'steps'"),
         ({"length": 0, "steps": 3}, r"stages\[0\].length must be at least 1; got 0"),
         ({"length": 2, "min_length": 3, "steps": 3}, r"min_length must be at most length \(2\); got 3"),
         ({"length": 2, "steps": 3, "target": 0}, "target must be positive; got 0"),
     ],
 )
 def test_other_stages_are_refused(stage, message):
-    with pytest.raises(TesseraError, match=message):
-        from_json(Curriculum, {"stages": [stage]}, "pairs")
+    refused(message, from_json, Curriculum, {"stages": [stage]}, "pairs")
 
 
 def test_every_problem_is_reported_at_once():

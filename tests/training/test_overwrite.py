@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 
 import pytest
 import yaml
@@ -11,6 +12,7 @@ from tessera.models.saving.loading import load_model
 from tessera.recipes.recipe import read_recipe
 from tessera.training import folder as replacing
 from tessera.training.run import train
+from tests.refusals import refused
 
 REPLACED = "replaced-run"
 
@@ -20,11 +22,8 @@ class Killed(BaseException):
 
 
 @pytest.fixture
-def go(recipe_file, tmp_path):
-    def start(*overrides, output=tmp_path / "run", **options):
-        return train(read_recipe(recipe_file, ["training.steps=2", *overrides]), output, progress=False, **options)
-
-    return start
+def go(go):
+    return partial(go, "training.steps=2")
 
 
 def contents(folder):
@@ -50,8 +49,7 @@ def contents(folder):
 def test_a_refused_command_deletes_nothing(go, tmp_path, override, message):
     go()
     before = contents(tmp_path / "run")
-    with pytest.raises(TesseraError, match=message):
-        go(*override.format(run=tmp_path / "run").split(" data."), overwrite=True)
+    refused(message, go, *override.format(run=tmp_path / "run").split(" data."), overwrite=True)
     assert contents(tmp_path / "run") == before
 
 
@@ -59,9 +57,9 @@ def test_a_refused_new_run_leaves_nothing(go, tmp_path):
     before = sorted(tmp_path.iterdir())
     for override in ("data.source=/typo", "training.initialize_from=nowhere", "training.shards=true"):
         with pytest.raises(TesseraError):
-            go(override, output=tmp_path / "a" / "b" / "run")
+            go(override, folder="a/b/run")
         assert sorted(tmp_path.iterdir()) == before
-    go(output=tmp_path / "a" / "b" / "run")
+    go(folder="a/b/run")
 
 
 def test_a_persons_project_with_a_recipe_is_not_a_run(recipe_file, tmp_path):
@@ -81,8 +79,7 @@ def test_a_recipe_that_a_person_edited_is_not_replaced(go, tmp_path):
     path = tmp_path / "run" / "recipe.yaml"
     path.write_text("# the run of my thesis\n" + path.read_text())
     before = contents(tmp_path / "run")
-    with pytest.raises(TesseraError, match="a person has written or changed"):
-        go(overwrite=True)
+    refused("a person has written or changed", go, overwrite=True)
     assert contents(tmp_path / "run") == before
 
 
@@ -107,8 +104,7 @@ def test_runs_of_earlier_releases_are_resumed_and_replaced(go, tmp_path):
     del recipe["training"]["shard"]
     (run / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
     (run / "recipe.yaml.tmp").write_text("half of a")
-    with pytest.raises(TesseraError, match="run of another recipe; seed is 0 there and 3 here"):
-        go("seed=3", resume=True)
+    refused("run of another recipe; seed is 0 there and 3 here", go, "seed=3", resume=True)
     go(resume=True)
     (run / "run.lock").unlink()
     go("seed=3", overwrite=True)
@@ -118,8 +114,7 @@ def test_runs_of_earlier_releases_are_resumed_and_replaced(go, tmp_path):
 
 @pytest.mark.parametrize("name", ["../victim", "a/b", "..", "", "a\\b", "x" * 300])
 def test_names_are_names_not_paths(recipe_file, name):
-    with pytest.raises(TesseraError, match="name must be a name, not a path"):
-        read_recipe(recipe_file, [f"name={json.dumps(name)}"])
+    refused("name must be a name, not a path", read_recipe, recipe_file, [f"name={json.dumps(name)}"])
 
 
 def test_the_old_run_is_kept_until_the_new_one_has_a_checkpoint(go, tmp_path, change_losses):
@@ -137,8 +132,7 @@ def test_the_old_run_is_kept_until_the_new_one_has_a_checkpoint(go, tmp_path, ch
     kept = contents(tmp_path / "run" / REPLACED)
     assert kept == {path: content for path, content in old.items() if path.name != "run.lock"}
     load_model(tmp_path / "run" / REPLACED)
-    with pytest.raises(TesseraError, match=r"another recipe; seed is 3 there and 0 here.*is kept in .*replaced-run"):
-        go(resume=True)
+    refused(r"another recipe; seed is 3 there and 0 here.*is kept in .*replaced-run", go, resume=True)
     go("seed=3", resume=True)
     assert not (tmp_path / "run" / REPLACED).exists()
 

@@ -1,6 +1,7 @@
 """What cannot be trained is refused before anything is overwritten."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -8,18 +9,15 @@ from safetensors.torch import load_file, save_file
 
 from tessera.base.errors import TesseraError
 from tessera.models.saving.loading import load_model, load_tokenizer
-from tessera.recipes.recipe import read_recipe
-from tessera.training.run import train
+from tests.refusals import refused, refused_in_a_line
 
 
 @pytest.fixture
-def go(recipe_file, tmp_path):
-    """Train two steps of the tiny recipe with overrides."""
+def go(go):
+    return partial(go, "training.steps=2")
 
-    def start(*overrides, output=tmp_path / "run", **options):
-        return train(read_recipe(recipe_file, ["training.steps=2", *overrides]), output, progress=False, **options)
 
-    return start
+GPT2 = "model={type: gpt2, n_embd: 16, n_head: 2, n_layer: 1, n_positions: 8}"
 
 
 @pytest.mark.parametrize(
@@ -34,17 +32,11 @@ def go(recipe_file, tmp_path):
         ("training.trainer={tf32: true}", "training.trainer is not a known key"),
         ("training.initialize_from=nowhere", "nowhere: no such folder"),
         ("tokenizer={type: gpt2, path: no/such/model}", "'no/such/model', which does not exist"),
-        (
-            "model={type: gpt2, n_embd: 16, n_head: 2, n_layer: 1, n_positions: 8}",
-            "model.n_positions must be at least data.context",
-        ),
-        ("model={type: gpt2, n_embd: 16, n_head: 2, n_layer: 1, n_positions: 8}", "got 8"),
+        (GPT2, "model.n_positions must be at least data.context (16); got 8"),
     ],
 )
 def test_bad_input_names_the_culprit(go, override, message):
-    with pytest.raises(TesseraError) as caught:
-        go(override)
-    assert message in str(caught.value)
+    refused_in_a_line(message, go, override)
 
 
 def test_a_split_of_a_validation_file_is_refused(go, tmp_path):
@@ -73,20 +65,17 @@ def test_a_decoder_whose_loss_is_of_the_token_that_it_reads_is_refused(go):
 @pytest.mark.parametrize("content", [b"", b"\n \n"])
 def test_an_empty_corpus_is_named(go, tmp_path, content):
     (tmp_path / "empty.txt").write_bytes(content)
-    with pytest.raises(TesseraError, match=r"empty\.txt|training text"):
-        go(f"data.source={tmp_path / 'empty.txt'}")
+    refused(r"empty\.txt|training text", go, f"data.source={tmp_path / 'empty.txt'}")
 
 
 def test_a_corpus_that_is_not_utf8_is_named(go, tmp_path):
     (tmp_path / "latin.txt").write_bytes("né".encode("latin-1"))
-    with pytest.raises(TesseraError, match=r"latin\.txt: text must be UTF-8; byte 1 is not"):
-        go(f"data.source={tmp_path / 'latin.txt'}")
+    refused(r"latin\.txt: text must be UTF-8; byte 1 is not", go, f"data.source={tmp_path / 'latin.txt'}")
 
 
 def test_an_output_folder_that_cannot_be_written_is_named(go, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(TesseraError, match="output folder cannot be written"):
-        go(output=tmp_path / "file" / "run")
+    refused("output folder cannot be written", go, folder="file/run")
 
 
 def test_another_recipes_run_is_never_overwritten(go, tmp_path):
@@ -97,8 +86,7 @@ def test_another_recipes_run_is_never_overwritten(go, tmp_path):
             TesseraError, match=r"run of another recipe; training.learning_rate is 0.01 there and 0.5 here"
         ):
             go("training.learning_rate=0.5", **options)
-    with pytest.raises(TesseraError, match="holds a run of this recipe already"):
-        go()
+    refused("holds a run of this recipe already", go)
     assert {path: path.read_bytes() for path in before} == before
     go("training.learning_rate=0.5", overwrite=True)
 
@@ -107,8 +95,7 @@ def test_a_folder_with_other_files_is_left_alone(go, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").write_text("years of work")
     for overwrite in (False, True):
-        with pytest.raises(TesseraError, match="a folder with other files"):
-            go(overwrite=overwrite)
+        refused("a folder with other files", go, overwrite=overwrite)
     assert (tmp_path / "run" / "thesis.tex").read_text() == "years of work"
 
 
@@ -119,51 +106,43 @@ def model(go, tmp_path):
 
 
 def test_a_missing_model_is_named(tmp_path):
-    with pytest.raises(TesseraError, match="nowhere: no such folder"):
-        load_model(tmp_path / "nowhere")
-    with pytest.raises(TesseraError, match=r"must hold model\.safetensors or a complete checkpoint"):
-        load_model(tmp_path)
+    refused("nowhere: no such folder", load_model, tmp_path / "nowhere")
+    refused(r"must hold model\.safetensors or a complete checkpoint", load_model, tmp_path)
 
 
 def test_truncated_weights_are_refused(model):
     path = model / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(TesseraError, match="run: .*(truncated|cannot be loaded)"):
-        load_model(model)
+    refused("run: .*(truncated|cannot be loaded)", load_model, model)
 
 
 def test_weights_of_another_model_are_refused(model):
     config = json.loads((model / "config.json").read_text())
     for change in ({"num_layers": 2}, {"hidden_size": 32}):
         (model / "config.json").write_text(json.dumps({**config, **change}))
-        with pytest.raises(TesseraError, match=r"weights must fit the configuration|cannot be loaded"):
-            load_model(model)
+        refused(r"weights must fit the configuration|cannot be loaded", load_model, model)
 
 
 def test_a_foreign_model_type_is_refused(model):
     (model / "config.json").write_text('{"model_type": "hopfield"}')
-    with pytest.raises(TesseraError, match="run: cannot be loaded"):
-        load_model(model)
+    refused("run: cannot be loaded", load_model, model)
 
 
 @pytest.mark.parametrize("content", ["[1", "[1]", "{", ""])
 def test_a_damaged_generation_config_is_refused(model, content):
     (model / "generation_config.json").write_text(content)
-    with pytest.raises(TesseraError, match=r"run: generation_config\.json cannot be loaded \(.+\)"):
-        load_model(model)
+    refused(r"run: generation_config\.json cannot be loaded \(.+\)", load_model, model)
 
 
 def test_pickled_weights_are_not_read(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
-    with pytest.raises(TesseraError, match="Pickled weights are not read"):
-        load_model(tmp_path)
+    refused("Pickled weights are not read", load_model, tmp_path)
 
 
 def test_a_model_without_tokenizer_is_named(model):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (model / name).unlink()
-    with pytest.raises(TesseraError, match="must come with its tokenizer"):
-        load_tokenizer(model)
+    refused("must come with its tokenizer", load_tokenizer, model)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -171,8 +150,7 @@ def test_a_diverged_model_is_named(model, value):
     weights = load_file(model / "model.safetensors")
     next(iter(weights.values())).view(-1)[0] = value
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(TesseraError, match="weights must be finite; got NaN or infinity in"):
-        load_model(model)
+    refused("weights must be finite; got NaN or infinity in", load_model, model)
 
 
 def test_weights_that_an_update_made_infinite_are_not_stored(go, tmp_path, monkeypatch):
@@ -196,8 +174,7 @@ def test_a_text_that_changed_is_noticed_on_resume(go, tmp_path):
     text = tmp_path / "text.txt"
     content = text.read_text()
     text.write_text(content.replace("kings", "queen", 1))
-    with pytest.raises(TesseraError, match="the training text must be the one the run began with, and it has changed"):
-        go(resume=True)
+    refused("the training text must be the one the run began with, and it has changed", go, resume=True)
     text.write_text(content)
     go(resume=True)  # written again, but the same
 
@@ -206,8 +183,7 @@ def test_what_the_system_says_has_no_number(go, tmp_path):
     go()
     (tmp_path / "run" / "inputs.json").unlink()
     (tmp_path / "run" / "inputs.json").mkdir()
-    with pytest.raises(TesseraError, match=r"it cannot be read \(Is a directory: .*\)\. Delete it"):
-        go(resume=True)
+    refused(r"it cannot be read \(Is a directory: .*\)\. Delete it", go, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -222,5 +198,4 @@ def test_what_the_system_says_has_no_number(go, tmp_path):
 def test_damaged_side_files_are_named(go, tmp_path, name, content, message):
     go()
     (tmp_path / "run" / name).write_text(content)
-    with pytest.raises(TesseraError, match=message):
-        go(resume=True)
+    refused(message, go, resume=True)

@@ -8,15 +8,13 @@ import transformers
 import yaml
 from safetensors.torch import load_file
 
-from tessera.base.errors import TesseraError
 from tessera.models.lazy_logits import LazyLogits
 from tessera.models.saving.loading import load_model, load_tokenizer, model_folder
-from tessera.recipes.recipe import read_recipe
 from tessera.training import training_data
 from tessera.training.model_card import is_generated_card
-from tessera.training.run import train
 from tessera.training.run_log import MetricsFile
 from tests.covering import some
+from tests.refusals import refused
 
 TRANSFORMER = "model={type: transformer, hidden_size: 16, num_layers: 1, num_heads: 2, dropout: 0.1}"
 V2 = (
@@ -25,16 +23,6 @@ V2 = (
     "data.document_ids=true",
 )
 DROPOUT = ("model.weight_dropout=0.1", "model.residual_dropout=0.1")
-
-
-@pytest.fixture
-def go(recipe_file, tmp_path):
-    """Train the tiny recipe with overrides into `tmp_path/<folder>`."""
-
-    def start(*overrides, folder="run", **options):
-        return train(read_recipe(recipe_file, overrides), tmp_path / folder, progress=False, **options)
-
-    return start
 
 
 @pytest.fixture
@@ -136,8 +124,7 @@ def test_resuming_without_any_whole_checkpoint_is_refused(go, tmp_path):
     go()
     for marker in (tmp_path / "run" / "checkpoints").glob("*/complete.json"):
         marker.unlink()
-    with pytest.raises(TesseraError, match="no complete checkpoint to resume from"):
-        go(resume=True)
+    refused("no complete checkpoint to resume from", go, resume=True)
 
 
 def test_resuming_a_finished_run_changes_nothing(go, tmp_path):
@@ -202,8 +189,7 @@ def test_training_goes_on_from_another_run(go, tmp_path):
 def test_another_tokenizers_weights_are_not_taken(go, tmp_path):
     go("training.steps=2", folder="first")
     start = f"training.initialize_from={tmp_path / 'first'}"
-    with pytest.raises(TesseraError, match="its tokenizer must be this recipe's"):
-        go(start, "tokenizer={type: bpe, vocab_size: 258}", folder="other")
+    refused("its tokenizer must be this recipe's", go, start, "tokenizer={type: bpe, vocab_size: 258}", folder="other")
     go(start, f"tokenizer={{type: pretrained, path: {tmp_path / 'first'}}}", folder="same")
 
 
@@ -213,10 +199,7 @@ def broken_fourth(step, loss):
 
 def test_a_nan_stops_and_the_last_checkpoint_is_good(go, tmp_path, change_losses):
     change_losses(broken_fourth)
-    with pytest.raises(
-        TesseraError, match=r"got NaN or infinity at step 4\. Stopped: the last good checkpoint is .*checkpoint-2"
-    ):
-        go()
+    refused(r"got NaN or infinity at step 4\. Stopped: the last good checkpoint is .*checkpoint-2", go)
     model = load_model(tmp_path / "run")
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
     assert len(load_tokenizer(tmp_path / "run")) == 258
@@ -279,10 +262,8 @@ def test_intervals_may_change_on_resume_and_nothing_else(go, stop_after, tmp_pat
     with pytest.raises(KeyboardInterrupt):
         go()
     restart()
-    with pytest.raises(TesseraError, match=r"training\.learning_rate is 0\.01 there and 0\.02 here"):
-        go("training.learning_rate=0.02", resume=True)
-    with pytest.raises(TesseraError, match=r"training\.steps is 6 there and 5 here"):
-        go("training.steps=5", resume=True)
+    refused(r"training\.learning_rate is 0\.01 there and 0\.02 here", go, "training.learning_rate=0.02", resume=True)
+    refused(r"training\.steps is 6 there and 5 here", go, "training.steps=5", resume=True)
     go("training.evaluate_every=1", "training.checkpoint_every=1", "training.keep_checkpoints=1", resume=True)
     assert same_bits(weights(tmp_path / "whole"), weights(tmp_path / "run"))
 

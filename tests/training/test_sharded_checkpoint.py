@@ -13,6 +13,7 @@ from tessera.models.saving.loading import model_folder
 from tessera.recipes.recipe import read_recipe
 from tessera.training import checkpoint_tensors
 from tessera.training.run import train
+from tests.refusals import refused
 from tests.training.processes import interrupted, metrics, start, train_by
 
 # One delay: the processes draw theirs from generators of their own. Heads are fewer than four processes: empty parts.
@@ -36,33 +37,41 @@ def recipe(tmp_path):
     return path
 
 
-def same_weights(actual, expected):
-    assert actual.keys() == expected.keys()
-    for name, weight in expected.items():
-        # AdamW divides by the gradient's size, so that a rounding error of a tiny gradient moves a weight.
-        torch.testing.assert_close(actual[name], weight, rtol=0, atol=1e-4)
+def same_weights(run, other):
+    # AdamW divides by the gradient's size, so that a rounding error of a tiny gradient moves a weight.
+    weights = (load_file(folder / "model.safetensors") for folder in (run, other))
+    torch.testing.assert_close(*weights, rtol=0, atol=1e-4)
+
+
+def same_run(run, other):
+    same_weights(run, other)
+    for name in ("loss", "validation_loss", "gradient_norm"):  # the sums over a batch are in another order
+        assert metrics(run, name)[-3:] == pytest.approx(metrics(other, name)[-3:], rel=1e-5), (run.name, name)
+
+
+AGAIN = ("training.gradient_checkpointing=true", "training.checkpoint_layers_every=2")
 
 
 @pytest.mark.slow
-def test_four_processes_write_parts_that_one_two_and_four_resume(recipe, tmp_path):
-    one, four = tmp_path / "one", tmp_path / "four"
-    train(read_recipe(recipe), one, progress=False)
-    train_by(4, recipe, four)
-    parts = four / "checkpoints" / "checkpoint-3"
+@pytest.mark.parametrize(
+    ("processes", "changes"), [(4, ()), (2, AGAIN), (2, (*AGAIN, "model.tie_word_embeddings=false"))]
+)
+def test_several_processes_do_what_one_does_and_any_number_resumes_their_parts(recipe, tmp_path, processes, changes):
+    one, several = tmp_path / "one", tmp_path / "several"
+    train(read_recipe(recipe, changes), one, progress=False)
+    train_by(processes, recipe, several, *changes)
+    parts = several / "checkpoints" / "checkpoint-3"
     assert verify(parts) is None
-    assert len(list((parts / "shards").glob("*.safetensors"))) == 4
+    assert len(list((parts / "shards").glob("*.safetensors"))) == processes
     assert {path.suffix for path in parts.rglob("*") if path.is_file()} <= {".safetensors", ".json", ".jinja"}
-    expected = load_file(one / "model.safetensors")
-    same_weights(load_file(four / "model.safetensors"), expected)
-    for processes in (1, 2, 4):
-        resumed = interrupted(four, tmp_path / f"resumed-by-{processes}")
-        if processes == 1:
-            train(read_recipe(recipe), resumed, resume=True, progress=False)
+    same_run(several, one)
+    for begun, count in [(several, 1), (one, 2)] if processes == 2 else [(several, count) for count in (1, 2, 4)]:
+        resumed = interrupted(begun, tmp_path / f"{begun.name}-resumed-by-{count}")
+        if count == 1:
+            train(read_recipe(recipe, changes), resumed, resume=True, progress=False)
         else:
-            train_by(processes, recipe, resumed, "--resume")
-        same_weights(load_file(resumed / "model.safetensors"), expected)
-        for name in ("loss", "validation_loss", "gradient_norm"):
-            assert metrics(resumed, name)[-3:] == pytest.approx(metrics(one, name)[-3:], rel=1e-5), (processes, name)
+            train_by(count, recipe, resumed, *changes, "--resume")
+        same_run(resumed, one)
 
 
 # The second process dies at its second write, when the first has begun its own.
@@ -97,7 +106,7 @@ def test_a_kill_in_the_middle_of_a_write_leaves_the_earlier_checkpoint(recipe, t
     train_by(2, recipe, run, "--resume")
     assert verify(run / "checkpoints" / "checkpoint-6") is None
     assert not (run / "checkpoints" / "draft.tmp").exists()
-    same_weights(load_file(run / "model.safetensors"), load_file(one / "model.safetensors"))
+    same_weights(run, one)
 
 
 @pytest.fixture
@@ -173,15 +182,13 @@ def test_parts_become_files_of_a_bounded_size(alone, tmp_path, monkeypatch):
         next(value for name, value in weights.items() if name.endswith("0.bias"))[1] = float("nan")
     writer.start(tmp_path / "shards", weights, lambda: None)
     writer.finish()
-    with pytest.raises(TesseraError, match=r"0\.bias must be finite; got NaN or infinity"):
-        checkpoint_tensors.merge(tmp_path, several)
+    refused(r"0\.bias must be finite; got NaN or infinity", checkpoint_tensors.merge, tmp_path, several)
 
 
 def test_a_folder_without_parts_is_no_checkpoint_in_parts(tmp_path, capsys):
     assert main(["convert", str(tmp_path), str(tmp_path / "out")]) == 2
     assert "must be a sharded checkpoint, or a run with one" in capsys.readouterr().err
     (tmp_path / "shards").mkdir()
-    with pytest.raises(TesseraError, match="is in parts. Merge them: tessera convert"):
-        model_folder(tmp_path)
+    refused("is in parts. Merge them: tessera convert", model_folder, tmp_path)
     assert main(["convert", str(tmp_path), str(tmp_path / "out")]) == 2
     assert "must be complete; got: no readable complete.json" in capsys.readouterr().err

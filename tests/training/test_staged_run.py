@@ -28,10 +28,7 @@ BASE = {"type": "memory_mosaic", "hidden_size": 16, "num_layers": 1, "num_heads"
 STRETCH = "model.strength_stretch=0.1"
 QUESTIONS = {
     "model": {"type": "armt", "segment_size": 32, "num_memory_tokens": 2, "memory_dim": 4, "base": BASE},
-    "data": {
-        "task": {"name": "babilong", "kind": "qa1", "vocab_size": 250, "facts_share": 0.6},
-        "questions": 2,
-    },
+    "data": {"task": {"name": "babilong", "kind": "qa1", "vocab_size": 250, "facts_share": 0.6}, "questions": 2},
     "training": {
         "batch_size": 2,
         "evaluate_every": 3,
@@ -47,6 +44,10 @@ QUESTIONS = {
 
 
 LOSSES = staged_data.StagedQuestions.losses
+
+
+def stage(more):
+    return f"training.curriculum=[{{length: 2, min_length: 2, steps: 1, {more}}}]"
 
 
 def prediction_loss(data, model, stage, number, step):
@@ -175,63 +176,38 @@ def test_a_curriculum_on_text_around_a_frozen_base(recipe_of, tmp_path, recipe_f
     ("override", "message"),
     [
         ("training.curriculum=[]", "training.curriculum must name the stages of a task's training"),
+        ("training.curriculum=[{length: 1, steps: 0}]", r"training.curriculum\[0\].steps must be at least 1"),
         ("training.steps=7", "training.steps must be left out beside a curriculum; got 7"),
         ("training.shard=true", "training.shard must be false with data.task; got true"),
-        (
-            "data.task.name=three_moons",
-            "data.task.name must be a task of questions; got 'three_moons'. Known: babilong",
-        ),
+        ("data.task.name=three_moons", "must be a task of questions; got 'three_moons'. Known: babilong"),
         ("data.task.kin=qa1", "data.task.kin is not a known key; got 'qa1'. Did you mean 'kind'"),
         ("data.task.kind=qa9", "kind must be one of qa1"),
         ("data.task.facts_share=0.1", "length must be at least 120 tokens; got 52"),
-        (
-            "training.curriculum=[{length: 2, min_length: 2, steps: 1, settings: {facts_share: 0.21}}]",
-            "length must be at least 58 tokens; got 52",
-        ),
-        (
-            "training.curriculum=[{length: 2, min_length: 2, steps: 1, settings: {early: 2}}]",
-            "training.curriculum: settings.early is not a known key; got 2",
-        ),
-        (
-            "training.curriculum=[{length: 2, min_length: 2, steps: 1, settings: {kind: [qa1]}}]",
-            "training.curriculum: settings.kind must be",
-        ),
-        (
-            "training.curriculum=[{length: 2, min_length: 2, steps: 1, settings: {name: three_moons}}]",
-            "training.curriculum: settings.name must be a task of questions; got 'three_moons'",
-        ),
-        (
-            "training.curriculum=[{length: 2, min_length: 2, steps: 1, settings: {vocab_size: 300}}]",
-            "settings of a stage must leave the vocabulary as it is; got vocab_size",
-        ),
         ("tokenizer={type: gpt2}", "tokenizer must be left out with data.task"),
         ("data.questions=0", "data.questions must be a positive integer"),
         ("data.early_questions=-1", "data.early_questions must not be negative"),
-        (
-            "training.curriculum=[{length: 2, min_length: 2, steps: 1, model: {strength_threshold: 1.0}}]",
-            r"training.curriculum\[0\].model: strength_threshold must be a number of at least 0 and below 1; got 1.0",
-        ),
-        (
-            "training.curriculum=[{length: 2, min_length: 2, steps: 1, model: {backprop_segments: 0}}]",
-            r"training.curriculum\[0\].model: backprop_segments must be a positive integer; got 0",
-        ),
-        (
-            "training.curriculum=[{length: 2, min_length: 2, steps: 1, model: {gate_penalty: 0.5}}]",
-            r"training.curriculum\[0\].model: gate_penalty must be 0 without a strength_stretch above 0, by which "
-            "gates can close; got 0.5",
-        ),
-        (
-            "training.curriculum=[{length: 2, min_length: 2, steps: 1, model: {gate_penality: 0.5}}]",
-            r"training.curriculum\[0\].model: gate_penality must be a setting that a built armt can change; got 0.5. "
-            "Did you mean 'gate_penalty'. Known: backprop_segments, gate_penalty, strength_threshold",
-        ),
         ("model.gate_penalty=0.5", "gate_penalty must be 0 without a strength_stretch above 0"),
-        (
-            "training.curriculum=[{length: 2, min_length: 2, steps: 1, write_cost: 0.5}]",
-            r"training.curriculum\[0\].write_cost is not a known key; got 0.5",
-        ),
-        ("training.curriculum=[{length: 1, steps: 0}]", r"training.curriculum\[0\].steps must be at least 1"),
         ("training.patience=0", "training.patience must be a positive integer"),
+        (stage("settings: {facts_share: 0.21}"), "length must be at least 58 tokens; got 52"),
+        (stage("settings: {early: 2}"), "training.curriculum: settings.early is not a known key; got 2"),
+        (stage("settings: {kind: [qa1]}"), "training.curriculum: settings.kind must be"),
+        (stage("settings: {name: three_moons}"), "settings.name must be a task of questions; got 'three_moons'"),
+        (stage("settings: {vocab_size: 300}"), "stage must leave the vocabulary as it is; got vocab_size"),
+        (
+            stage("model: {strength_threshold: 1.0}"),
+            r"curriculum\[0\].model: strength_threshold must be a number of at least 0 and below 1; got 1.0",
+        ),
+        (stage("model: {backprop_segments: 0}"), r"\[0\].model: backprop_segments must be a positive integer; got 0"),
+        (
+            stage("model: {gate_penalty: 0.5}"),
+            "gate_penalty must be 0 without a strength_stretch above 0, by which gates can close; got 0.5",
+        ),
+        (
+            stage("model: {gate_penality: 0.5}"),
+            "gate_penality must be a setting that a built armt can change; got 0.5. Did you mean 'gate_penalty'. "
+            "Known: backprop_segments, gate_penalty, strength_threshold",
+        ),
+        (stage("write_cost: 0.5"), r"training.curriculum\[0\].write_cost is not a known key; got 0.5"),
     ],
 )
 def test_refusals(recipe_of, tmp_path, override, message):

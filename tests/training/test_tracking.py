@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from tessera.base.errors import TesseraError
 from tessera.base.files import remove
 from tessera.recipes.recipe import read_recipe
 from tessera.training.run import train
+from tests.refusals import refused
 
 tensorboard = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
@@ -61,16 +61,14 @@ def test_a_resumed_run_is_one_curve_and_a_replaced_one_leaves_none(go, tmp_path)
 
 def test_a_missing_package_is_one_line_before_anything_is_written(go, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
-    with pytest.raises(TesseraError, match=r"^training\.report_to: wandb must be .* pip install wandb.*\.$"):
-        go(reporter="wandb")
+    refused(r"^training\.report_to: wandb must be .* pip install wandb.*\.$", go, reporter="wandb")
     assert not (tmp_path / "run").exists()
     assert not (tmp_path / "stores").exists()
 
 
 @pytest.mark.parametrize("reporter", ["comet", "wandb, wandb"])
 def test_other_names_are_refused(go, reporter):
-    with pytest.raises(TesseraError, match="training.report_to must list tensorboard, wandb"):
-        go(reporter=reporter)
+    refused("training.report_to must list tensorboard, wandb", go, reporter=reporter)
 
 
 def test_weights_and_biases_hears_the_same(go, tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tessera.base.checkpoints import latest_complete
 from tessera.cli.main import main
 from tests.short_books import beginnings  # noqa: F401 (a fixture)
-from tests.training.test_sharding import metrics
+from tests.training.processes import metrics
 
 RECIPE = """
 model: {type: memory_mosaic_v2, hidden_size: 32, num_layers: 2, num_heads: 2, intermediate_size: 48,
