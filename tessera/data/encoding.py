@@ -9,11 +9,22 @@ from tessera.base.errors import TesseraError
 from tessera.data.text_files import safe_pieces
 
 if TYPE_CHECKING:
-    from tokenizers import Encoding
+    from tokenizers import Encoding, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 PIECE = 1 << 16  # bytes of a text that are read before their tokens are asked for
 CONTEXT = 32  # characters that are tokenized again in front of each piece
+
+
+def uncut(tokenizer: "PreTrainedTokenizerFast") -> "Tokenizer":
+    """Its tokenizer of the tokenizers library, which neither cuts nor pads a text from now on.
+
+    A tokenizer.json may say that it does, and the last call of `tokenizer` may have (`truncation=True`). Each call of
+    `tokenizer` sets both anew.
+    """
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    return tokenizer.backend_tokenizer
 
 
 def encoded_pieces(pieces: Iterable[str], tokenizer: "PreTrainedTokenizerFast") -> Iterator[list[int]]:
@@ -57,7 +68,7 @@ def _encodings(
     """Each piece, what it became behind the end of the one before, its first own token, and the length of that end."""
     before = ""
     for piece in pieces:
-        encoding = tokenizer.backend_tokenizer.encode(before + piece, add_special_tokens=False)
+        encoding = uncut(tokenizer).encode(before + piece, add_special_tokens=False)
         first = _first_token(encoding, len(before), len(before) + len(piece)) if before else 0
         yield piece, encoding, first, len(before)
         before = (before + piece)[-CONTEXT:]

@@ -24,7 +24,7 @@ from tessera.base.checkpoints import checksum
 from tessera.base.errors import TesseraError, first_line
 from tessera.base.files import remove, sync, writing
 from tessera.base.locks import folder_shared
-from tessera.data.encoding import encoded_pieces
+from tessera.data.encoding import encoded_pieces, uncut
 from tessera.data.sources import TextSource
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class TokenStore:
 
 def fingerprint(source: TextSource, tokenizer: "PreTrainedTokenizerFast", begin_token: bool, end_token: bool) -> str:
     """A name that changes whenever the tokens would: text, tokenizer, tokens around documents, file format."""
-    parts = [FORMAT, source.identity, tokenizer.backend_tokenizer.to_str(), begin_token, end_token]
+    parts = [FORMAT, source.identity, uncut(tokenizer).to_str(), begin_token, end_token]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from tessera.base.errors import TesseraError
+from tessera.data.encoding import uncut
 from tessera.data.store import TokenStore
 from tessera.data.tokenizers import BLANK, BYTE_BLANK, token_sizes
 from tessera.ops.linear_cross_entropy import IGNORED
@@ -141,7 +142,7 @@ class ValidationWindows(Dataset):
         if sizes is None:
             return self.split.tokens_per_byte
         # Llama's, T5's and others begin every text that they are given with a blank that it does not have.
-        begins_with = "".join(tokenizer.backend_tokenizer.encode("a", add_special_tokens=False).tokens)[:1]
+        begins_with = "".join(uncut(tokenizer).encode("a", add_special_tokens=False).tokens)[:1]
         blank = begins_with in (BLANK, BYTE_BLANK)
         # GPT-2's is its end token, and stands for no text.
         unknown = {tokenizer.unk_token_id} - {None, tokenizer.eos_token_id, tokenizer.bos_token_id}

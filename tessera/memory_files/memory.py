@@ -17,6 +17,7 @@ from tessera.base.errors import expect
 from tessera.base.files import expect_output, expect_plain_file, writing
 from tessera.base.locks import folder_held
 from tessera.base.state import State
+from tessera.data.encoding import uncut
 from tessera.generation.sampling import Sampling
 from tessera.memory_files.answering import GREEDY, Answer, answer, answers_questions, require_known_words
 from tessera.memory_files.document import Document, read_document_text
@@ -116,13 +117,17 @@ class Memory:
     def ask(self, question: str, sampling: Sampling = GREEDY, *, cite: int = 0, **options: Any) -> Answer:
         """The answer to `question`, which the memory does not keep. `cite`: name so many passages that carried it.
 
-        `options`: see `answer`. Raises `TesseraError` for a question without words, or with words that a model that
-        was trained on questions does not know, and for `cite` where states are not of pairs.
+        `options`: fields of `Sampling` (`max_new_tokens=20`), and see `answer`. Raises `TesseraError` for a question
+        without words, or with words that a model that was trained on questions does not know, and for `cite` where
+        states are not of pairs.
         """
         self._expect_model("answers")
+        chosen = {name: options.pop(name) for name in vars(sampling) if name in options}
+        unknown, known = ", ".join(sorted(options.keys() - {"where", "write"})), ", ".join(vars(sampling))
+        expect(not unknown, "Memory.ask", "keywords", f"be cite, where, write or of {known}", unknown)
         if answers_questions(self.tokenizer):
             require_known_words(self.tokenizer, question, "QUESTION")
-        answered = answer(self.model, self.tokenizer, question, self.state, sampling, **options)
+        answered = answer(self.model, self.tokenizer, question, self.state, replace(sampling, **chosen), **options)
         return self.cited(answered, cite) if cite else answered
 
     def cited(self, answered: Answer, count: int = 3) -> Answer:
@@ -289,7 +294,7 @@ def made_by(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> dict[
         del settings["inverse_bandwidth_scale"]
     text = json.dumps(settings, sort_keys=True, default=str)
     weights = str(tensor_checksum(acting_weights(model)))
-    parts = {"settings": text, "weights": weights, "tokens": tokenizer.backend_tokenizer.to_str()}
+    parts = {"settings": text, "weights": weights, "tokens": uncut(tokenizer).to_str()}
     return {name: hashlib.sha256(part.encode()).hexdigest()[:16] for name, part in parts.items()}
 
 

@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tessera.data import text_files
 from tessera.data.encoding import encoded_pieces
+from tessera.data.pretrained_tokenizers import pretrained_tokenizer
 from tessera.data.sources import text_source
 from tessera.data.store import open_or_build
 from tessera.data.text_files import safe_pieces, text_of_file
@@ -88,3 +89,17 @@ def test_stores_hold_the_tokens_of_the_whole(known, name, tmp_path, monkeypatch)
     expected = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
     assert store.tokens.tolist() == expected
     assert store.description.num_bytes == len(text.encode())
+
+
+def test_a_tokenizer_that_cuts_and_pads_gives_whole_texts(tmp_path):
+    """As the last call had it, which `save_pretrained` writes into tokenizer.json."""
+    (tmp_path / "a.txt").write_text(SAMPLE)
+    source = text_source(str(tmp_path / "a.txt"))
+    whole = open_or_build(source, byte_tokenizer(), tmp_path / "one", end_token=False)
+    tokenizer = byte_tokenizer()
+    tokenizer("a", truncation=True, max_length=5, padding="max_length")
+    tokenizer.save_pretrained(tmp_path / "saved")
+    for other in (tokenizer, pretrained_tokenizer(str(tmp_path / "saved"))):
+        store = open_or_build(source, other, tmp_path / "two", end_token=False)
+        assert store.tokens.tolist() == whole.tokens.tolist()
+        assert store.folder.name == whole.folder.name

@@ -265,6 +265,21 @@ def test_files_that_are_no_memory_of_this_model(tmp_path):
     refused("be a memory of version 2; got version 3", load, path=damaged)
 
 
+def test_a_call_that_cuts_texts_makes_no_other_tokenizer(tmp_path):
+    model, tokenizer = make("v1"), byte_tokenizer()
+    memory(model, "kings").save(tmp_path / "memory")
+    tokenizer("A king", truncation=True, max_length=3)
+    loaded = Memory(model, tokenizer).load(tmp_path / "memory").read("The king ate a cake.")
+    assert len(loaded.documents[1].tokens) == 20
+
+
+def test_a_question_takes_the_settings_of_sampling():
+    asked = memory(make("v1"), "kings")
+    assert len(asked.ask("Who?", max_new_tokens=3).tokens) == 3
+    with pytest.raises(TesseraError, match="keywords must be cite, where, write or of max_new_tokens, .*; got top"):
+        asked.ask("Who?", top=3)
+
+
 def test_a_state_without_its_tokens_goes_on_and_is_not_merged_behind_others(tmp_path):
     model = make("armt")
     memory(model, "queen").state.save(tmp_path / "state")

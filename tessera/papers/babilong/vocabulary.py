@@ -8,6 +8,7 @@ import numpy as np
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from tessera.base.errors import TesseraError
+from tessera.data.encoding import uncut
 from tessera.data.sources import text_files
 from tessera.data.text_files import text_of_file
 from tessera.papers.babilong.stories import DROPS, GIVERS, MOVES, PEOPLE, PLACES, TAKES, THINGS
@@ -41,11 +42,10 @@ class Words(NamedTuple):
 def vocabulary_of(words: Words) -> Tokenizer:
     """Lower-case words and punctuation: special tokens, the words of `first`, then the books' most frequent ones.
 
-    All books count: which words have a token tells a model nothing about a text. With `tokenizer`: the one that lies
-    there (`pretrained_tokenizer`), whatever the books.
+    All books count: which words have a token tells nothing about a text. With `tokenizer`: that one, for any books.
     """
     if words.tokenizer is not None:
-        return pretrained(words.tokenizer).backend_tokenizer
+        return uncut(pretrained(words.tokenizer))
     tokenizer = Tokenizer(models.WordLevel({}, unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
