@@ -5,6 +5,8 @@ import shutil
 
 import pytest
 
+from tessera.models.saving.loading import load_model
+
 CODE = """
 from pathlib import Path
 Path({proof!r}).write_text("foreign code ran")
@@ -67,3 +69,13 @@ def test_recipes_refuse_it(refused, infected, corpus, tmp_path, key):
     refused("code of its own", "train", "tiny", f"data.source={corpus}", key.format(infected), "--output", run)
     assert not (tmp_path / "proof").exists()
     assert not run.exists()
+
+
+def test_a_folder_that_this_library_saved_with_code_is_read(tessera, run_folder, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(run_folder, folder)
+    load_model(folder).save_pretrained(folder, with_code=True)
+    (folder / "modeling_tessera.py").write_text("raise SystemExit('code was run')")
+    status, said, err = tessera("generate", folder, "--prompt", "Once", "--max-new-tokens", 1)
+    assert status == 0, err
+    assert said == tessera("generate", run_folder, "--prompt", "Once", "--max-new-tokens", 1)[1]
