@@ -33,13 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, then write and print what came out."""
-    names_demo = arguments.overrides[:1] and arguments.overrides[0] in OWN_OPTIONS
+    names_demo = arguments.overrides[:1] and "=" not in arguments.overrides[0]
     which, *overrides = arguments.overrides if names_demo else ["books", *arguments.overrides]
+    expect(which in OWN_OPTIONS, "demo", "the demo", "be books or language", which)
     output = arguments.output
     is_strange = output.is_dir() and any(output.iterdir()) and not (output / "demo.lock").exists()
-    expect(
-        not is_strange, "demo", "--output", "be new, or an earlier demo's folder", f"{output}, which holds other files"
-    )
+    needed, strange = "be new, or an earlier demo's folder", f"{output}, which holds other files"
+    expect(not is_strange, "demo", "--output", needed, strange)
     (other,) = OWN_OPTIONS.keys() - {which}
     for name in OWN_OPTIONS[other]:
         value = getattr(arguments, name)

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("what", help="name of a preset or of a recipe, a recipe file, or the folder of a model")
     meaning = "change this key of the recipe, such as model.num_layers=2"
     add("overrides", nargs="*", default=[], metavar="key=value", help=meaning)
-    meaning = "count the FLOPs of a token behind so many others (default: the recipe's context, else 512)"
+    meaning = "count the FLOPs of a token behind so many others (default: of a recipe its context, of a folder 512)"
     add("--context", type=positive_int, help=meaning)
     add("--json", action="store_true", help="print JSON")
 

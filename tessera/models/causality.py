@@ -73,7 +73,7 @@ def trial_tokens(model: PreTrainedModel) -> Tensor:
     steps = min(STEPS, learned_positions(model) or STEPS)
     ordinary = [token for token in range(min(config.vocab_size, steps + 8)) if token not in special]
     tokens = (ordinary or [0]) * steps
-    return torch.tensor([tokens[:steps]], device=model.get_input_embeddings().weight.device)
+    return torch.tensor([tokens[:steps]], device=model.device)
 
 
 def tried(where: str, model: PreTrainedModel, **arguments: Any) -> Any:

@@ -4,6 +4,9 @@ import os
 import sys
 
 import pytest
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
 
 import tessera
 from tessera.base import plugins
@@ -11,6 +14,7 @@ from tessera.base.errors import TesseraError
 from tessera.base.registry import Registry
 from tessera.cli.main import main
 from tessera.kernels import KERNELS, kernel_from_config
+from tessera.models.causality import expect_next_token
 from tests import new_process
 from tests.covering import some
 from tests.refusals import refused, refused_in_a_line
@@ -155,3 +159,25 @@ def test_kernels_have_one_list_of_names():
     for spec in ("sparsmax", {"name": "sparsmax"}, {"name": "sparsemax", "a": 1}, {"name": 3}, ["gaussian"]):
         with pytest.raises(TesseraError):
             kernel_from_config(spec)
+
+
+class Bag(PreTrainedModel):
+    """Predicts from the mean of what came before; transformers does not find its embeddings."""
+
+    config_class = PreTrainedConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.words = torch.nn.Embedding(20, 4)
+
+    def forward(self, input_ids, sees=0, **_):
+        hidden = self.words(input_ids).cumsum(1).roll(-sees, 1)
+        return CausalLMOutput(logits=hidden @ self.words.weight.T)
+
+
+def test_a_model_that_does_not_say_where_its_embeddings_are_is_tried(monkeypatch):
+    model = Bag(PreTrainedConfig(vocab_size=20))
+    expect_next_token(model, "model")
+    monkeypatch.setattr(Bag.forward, "__defaults__", (1,))
+    with pytest.raises(TesseraError, match="the model must see no later token when it predicts one; got Bag"):
+        expect_next_token(model, "model")

@@ -99,8 +99,14 @@ def test_a_stopped_training_goes_on(tessera, tmp_path, monkeypatch):
 
 
 def test_options_of_the_other_demo_are_refused(tessera, tmp_path):
-    for arguments in (["language", "--seed", 1], ["books", "--minutes", 1], ["--prompt", "A king"]):
+    with_both = "come with `tessera demo"
+    refusals = {
+        ("language", "--seed", 1): with_both,
+        ("books", "--minutes", 1): with_both,
+        ("--prompt", "A"): with_both,
+    }
+    for arguments, message in {**refusals, ("novels",): "must be books or language; got novels"}.items():
         status, _, err = tessera("demo", *arguments, "--output", tmp_path / "demo")
         assert (status, len(err.strip().splitlines())) == (2, 1)
-        assert "come with `tessera demo" in err
+        assert message in err
     assert not (tmp_path / "demo").exists()

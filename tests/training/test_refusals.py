@@ -139,6 +139,12 @@ def test_pickled_weights_are_not_read(tmp_path):
     refused("Pickled weights are not read", load_model, tmp_path)
 
 
+def test_an_adapter_alone_is_named(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(TesseraError, match="An adapter of PEFT is put into its model by merge_and_unload"):
+        load_model(tmp_path)
+
+
 def test_a_model_without_tokenizer_is_named(model):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (model / name).unlink()

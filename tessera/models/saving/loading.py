@@ -40,7 +40,10 @@ def model_folder(path: str | Path) -> Path:
         return checkpoint
     damaged = " Damaged: " + "; ".join(passed) + "." if passed else ""
     pickled = " Pickled weights are not read: convert them to safetensors." if list(folder.glob("*.bin")) else ""
-    raise TesseraError(f"model {path}: must hold {WEIGHTS[0]} or a complete checkpoint; got neither.{damaged}{pickled}")
+    is_adapter = (folder / "adapter_config.json").is_file()
+    adapter = " An adapter of PEFT is put into its model by merge_and_unload(): save that." if is_adapter else ""
+    advice = f"{damaged}{pickled}{adapter}"
+    raise TesseraError(f"model {path}: must hold {WEIGHTS[0]} or a complete checkpoint; got neither.{advice}")
 
 
 def load_config(path: str | Path) -> "PreTrainedConfig":
