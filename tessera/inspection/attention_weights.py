@@ -99,11 +99,15 @@ def _attend(
     return interceptor(module, query, key, value, attention_mask, scale, answers), None
 
 
-def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, scale: float, positions: Tensor) -> Tensor:
-    """Weights (B, H, Q, N) of the queries at `positions` (integers (Q,), among the T of this call)."""
+def attention_weights(
+    query: Tensor, key: Tensor, mask: Tensor | None, scale: float, positions: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Weights (B, H, Q, N) of the queries at `positions` (integers (Q,), among the T of this call), and whether a pair
+    is seen (booleans that broadcast to them): weights that are too small for the dtype are 0, too."""
+    bias = _bias(query, key, mask, positions)
     with without_autocast(query):  # in bfloat16 a large score is off by more than its weight
         scores = scale * (query[:, :, positions].float() @ key.float().mT)
-    return (scores + _bias(query, key, mask, positions)).softmax(-1)
+    return (scores + bias).softmax(-1), bias > torch.finfo(bias.dtype).min / 2
 
 
 def attend_without(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, pair: int) -> Tensor:

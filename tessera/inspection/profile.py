@@ -50,12 +50,10 @@ def recall_map(trace: Trace, memory: MemoryTrace, head: int, axes: "Axes | None"
 
     The darkest colour stands for the weight that a fiftieth of the pairs exceeds, as the bar beside it says: the first
     queries see few pairs, and give them weights beside which those of a long text would be blank.
-    Raises `TesseraError`: the memory has no such head.
+    Raises `TesseraError`: the memory recalls nothing, or has no such head.
     """
-    has_head = 0 <= head < memory.num_heads
-    expect(has_head, "recall_map", "head", f"lie in 0..{memory.num_heads - 1} of {memory.name}", head)
-    axes = _axes() if axes is None else axes
     weights, lowest = _dense(trace, memory, head)
+    axes = _axes() if axes is None else axes
     darkest = float(weights[weights > 0].double().quantile(0.98)) if bool((weights > 0).any()) else 1.0
     edges = (lowest - 0.5, lowest + weights.shape[1] - 0.5, len(weights) - 0.5, -0.5)
     options: dict[str, Any] = {"aspect": "auto", "cmap": "Blues", "interpolation": "nearest", "extent": edges}
@@ -75,15 +73,10 @@ def recalled_text(
     Args:
         head: its number; None for the mean of all heads. query: position of the token in the text. columns: characters
             per line. first: the token to begin with.
-
-    Raises:
-        TesseraError: the memory recalls no pair of the text, the token was not traced, or the memory has no such head.
+    Raises `TesseraError`: the memory recalls no pair of the text, the token was not traced, or there is no such head.
     """
-    where = "recalled_text"
-    has_head = head is None or 0 <= head < memory.num_heads
-    expect(memory.ages is not None, where, "memory", "recall pairs of the text", memory.name)
-    expect(query in trace.queries.tolist(), where, "query", "be a traced token", query)
-    expect(has_head, where, "head", f"lie in 0..{memory.num_heads - 1} of {memory.name}", head)
+    expect(memory.ages is not None, "recalled_text", "memory", "recall pairs of the text", memory.name)
+    expect(query in trace.queries.tolist(), "recalled_text", "query", "be a traced token", query)
     heads = range(memory.num_heads) if head is None else [head]
     weights = torch.zeros(len(trace.tokens))
     for number in heads:

@@ -146,9 +146,7 @@ def recall_weights(
             (`past_key_values`), or the memory of an ARMT, RMT or PRMT (`memory_state`). inputs: further arguments of
             the model's forward.
     Cost: the model's forward pass, and O(H N) memory per query and memory.
-
-    Raises:
-        TesseraError: several texts at once, a position outside the text, a model without memories.
+    Raises `TesseraError`: several texts at once, a position outside the text, a model without memories.
     """
     reading = Reading(model, input_ids, memory, **inputs)
     positions = [input_ids.shape[1] - 1] if queries is None else [int(query) for query in queries]
@@ -290,8 +288,8 @@ class _Recorder:
             self.once(f"attention in {site.name}")
             for position in self._read_now():
                 step = torch.tensor([self.reading.part.step(position)], device=key.device)
-                weights = attention_weights(query, key, mask, scale, step)[0, :, 0]
-                self._receive(site, position, weights, 0, int((weights[0] > 0).sum()), None)
+                weights, seen = attention_weights(query, key, mask, scale, step)
+                self._receive(site, position, weights[0, :, 0], 0, int(seen[0, 0, 0].sum()), None)
         return answers
 
     def returned(self, module: nn.Module, weights: Tensor) -> None:
@@ -300,7 +298,7 @@ class _Recorder:
         self.site = site = next(site for site in self.current.sites.values() if site.module is module)
         for position in self._read_now():
             row = weights[0, :, self.reading.part.step(position)]
-            self._receive(site, position, row, 0, int((row[0] > 0).sum()), None)
+            self._receive(site, position, row, 0, int((row > 0).any(0).sum()), None)
 
     def _read_now(self) -> list[int]:
         part = self.reading.part

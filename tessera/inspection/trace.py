@@ -68,8 +68,14 @@ class MemoryTrace:
         return 0 if self.share is None else self.share.shape[1]
 
     def recalled(self, query: int, head: int) -> tuple[Tensor, Tensor]:
-        """Pairs and weights of the query with this number (in `Trace.queries`) and head, heaviest first."""
+        """Pairs and weights of the query with this number (in `Trace.queries`) and head, heaviest first.
+
+        Raises `TesseraError`: the memory recalls nothing, or there is no such query or head.
+        """
         rows, pairs, weights = self.all_recalled
+        num_queries = (len(rows) - 1) // self.num_heads
+        for name, number, count in (("query", query, num_queries), ("head", head, self.num_heads)):
+            expect(0 <= number < count, "trace", name, f"lie in 0..{count - 1} of {self.name}", number)
         row = query * self.num_heads + head
         here = slice(int(rows[row]), int(rows[row + 1]))
         return pairs[here], weights[here]

@@ -72,10 +72,8 @@ def trace(
         removed_pairs: also the loss without each of these stored pairs, in each memory that stores pairs of the text.
         memory: what was read before the text, see `recall_weights`; its pairs have negative numbers.
     Cost: one forward pass, O(H N) memory per traced query, and one pass per removal.
-
-    Raises:
-        TesseraError: several texts at once, fewer than two tokens, a position outside the text, a pair that a memory
-            does not store, a model without memories.
+    Raises `TesseraError`: several texts at once, fewer than two tokens, a position outside the text, a pair that a
+        memory does not store, a model without memories.
     """
     where = "trace"
     expect(removals in REMOVALS, where, "removals", "be one of " + ", ".join(REMOVALS), repr(removals))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tessera.inspection import recall_map, recalled_text, recency_profile
+from tessera.inspection.trace import MemoryTrace
 from tests.inspection.pages import mosaic_trace
 from tests.refusals import refused
 
@@ -41,6 +42,16 @@ def test_recall_map():
     torch.testing.assert_close(image[30, pairs.long()].float(), weights)
     assert image[30].sum() == pytest.approx(weights.sum().item(), abs=1e-5)
     refused(r"head must lie in 0\.\.1", recall_map, trace, trace.memories[0], 2)
+    no_weights = MemoryTrace("network", 0, "network", False)
+    refused("memory must have weights over stored pairs; got network", recall_map, trace, no_weights, 0)
+
+
+@pytest.mark.parametrize(("query", "head"), [(0, 2), (0, -1), (-1, 0), (47, 0)])
+def test_a_head_or_query_that_is_not_there_is_refused(query, head):
+    """Head 2 of the first query was head 0 of the second."""
+    trace = mosaic_trace()
+    assert (len(trace.queries), trace.memories[0].num_heads) == (47, 2)
+    refused(r"trace: (head|query) must lie in 0\.\.", trace.memories[0].recalled, query, head)
 
 
 def test_pairs_before_the_text_are_left_of_it_in_the_map():
