@@ -19,6 +19,7 @@ from tessera.papers.document_qa.prompting import DocumentQuestion, QuestionFile,
 from tessera.papers.many_shot.prompting import (
     LabelledTexts,
     episode_answers,
+    expect_room,
     many_shot_scores,
     over_contexts,
     request_of,
@@ -273,3 +274,8 @@ def test_stored_rows_add_up_to_the_scores():
         for name in ("exact_match", "likeliest_label"):
             assert sum(row[name] for row in own) / len(own) == pytest.approx(scores["1"][strategy][name]["mean"])
         assert all((row["answer"] == row["target"]) == row["likeliest_label"] for row in own)
+
+
+def test_an_option_that_is_misspelt_is_refused():
+    with pytest.raises(TypeError, match="context"):
+        expect_room(LlamaConfig(), TOKENIZER, TEXTS, [1], context=2)

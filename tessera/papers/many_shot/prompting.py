@@ -50,8 +50,7 @@ def many_shot_scores(
         anonymous: "class 1", ... instead of the labels' own names. contexts: for each number of shots and strategy.
             queries: of each context, which is read once for all of them. rows: a list that gets one for each query:
             the prompt, the right label, the one that is given, and the scores.
-    Raises:
-        TesseraError: a prompt longer than the model's learned positions, or a class with too few examples.
+    Raises `TesseraError`: a prompt longer than the model's learned positions, or a class with too few examples.
     """
     outcome: dict[str, Any] = {}
     drawn, total = _drawn(texts, shots, anonymous, contexts, queries, seed), len(shots) * len(STRATEGIES)
@@ -80,9 +79,8 @@ def expect_room(
     **options: Any,
 ) -> None:
     """Raise `TesseraError` unless every prompt of `many_shot_scores` fits a model of `config`: before any is asked."""
-    if context_limit(config) is None:
-        return
-    for _, strategy, episodes in _drawn(texts, shots, **options):
+    drawn_contexts = _drawn(texts, shots, **options)
+    for _, strategy, episodes in drawn_contexts if context_limit(config) is not None else ():
         for episode, query in ((drawn, query) for drawn in episodes for query in drawn.queries):
             prompt = texts.template.prompt(episode.demonstrations, query, strategy.split(", ")[0])
             answer = max(episode.labels, key=lambda label: len(tokenizer(f" {label}\n")["input_ids"]))
@@ -90,7 +88,7 @@ def expect_room(
 
 
 def _drawn(
-    texts: LabelledTexts, shots: Sequence[int], anonymous=False, contexts=10, queries=10, seed=0, **_: Any
+    texts: LabelledTexts, shots: Sequence[int], anonymous=False, contexts=10, queries=10, seed=0, batch_size=8
 ) -> Iterator[tuple[int, str, Iterator[Episode]]]:
     """(shots, strategy, its contexts): the same for every model."""
     classes = list(texts.queries)
