@@ -112,8 +112,7 @@ def continuation_likelihoods(
     Args:
         batch_size: rows per call; fewer where their forked states would exceed 4 GiB. worth_sharing: a prefix is read
             once where this saves so many tokens (default: 16 on CPUs, 512 elsewhere).
-    Raises:
-        TesseraError: an empty context or continuation, or logits that are NaN.
+    Raises `TesseraError`: an empty context or continuation, or logits that are NaN.
     """
     for request in requests:
         for name, tokens in (("context", request.context), ("continuation", request.continuation)):

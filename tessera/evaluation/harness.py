@@ -39,8 +39,8 @@ DEFAULT_DEVICE = "cuda:0"  # of the harness's command line
 SWITCHES = {"on": True, "off": False, True: True, False: False}
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
-# Lines of a YAML file that may name a task, a group or a tag, or one in a list of them; and what parts the names.
-NAMING = re.compile(r"""^\s*(?:-\s+)?(?:["']?(?:task|group|tag)["']?\s*:|(?<=-\s))(.*)$""", re.MULTILINE)
+# Lines of a YAML file that name a task, a group or a tag, or may (without a key) in a list of them; what parts names.
+NAMING = re.compile(r"""^\s*(?:-\s+)?(?:["']?(task|group|tag)["']?\s*:|(?<=-\s))([^#\n]*)""", re.MULTILINE)
 SPLIT = re.compile(r"""[\s,\[\]'"]+""").split
 
 
@@ -257,17 +257,18 @@ def expect_tasks(tasks: Sequence[str], include_path: str | Path | None = None) -
     """
     expect(include_path is None or Path(include_path).is_dir(), "eval", "--include-path", "be a folder", include_path)
     expect(len(tasks) > 0, "eval", "--tasks", "name a task", "none")
-    known = set[str]()
+    known, named = set[str](), set[str]()
     if include_path is not None:
-        known.update(TaskManager(include_path=str(include_path), include_defaults=False).all_tasks)
-    if all(fnmatch.filter(known, name) for name in tasks):
+        named.update(TaskManager(include_path=str(include_path), include_defaults=False).all_tasks)
+    if all(fnmatch.filter(named, name) for name in tasks):
         return
     for path in Path(lm_eval.tasks.__file__).parent.rglob("*"):  # YAML files include others of any ending
         if path.is_file() and path.suffix not in (".py", ".pyc", ".md"):
-            known.update(word for line in NAMING.findall(path.read_text("utf-8", "replace")) for word in SPLIT(line))
+            for key, names in NAMING.findall(path.read_text("utf-8", "replace")):
+                (named if key else known).update(SPLIT(names))
     for name in tasks:
-        if not fnmatch.filter(known, name):
-            raise _unknown(name, known)
+        if not fnmatch.filter(known | named, name):
+            raise _unknown(name, named)
 
 
 def _unknown(name: str, known: Collection[str]) -> TesseraError:

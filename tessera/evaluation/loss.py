@@ -67,9 +67,8 @@ def evaluate_text(
     Args:
         sequences: at most so many, spread evenly over the text; None: all. batch_size: sequences per forward pass.
         precision: auto, bf16 or fp32.
-    Raises:
-        TesseraError: a context beyond the model's positions, a text shorter than one context, or a tokenizer that is
-            another model's.
+    Raises `TesseraError`: a context beyond the model's positions, a text shorter than one context, or a tokenizer that
+        is another model's.
     """
     began = time.time()
     longest = context_limit(model.config)

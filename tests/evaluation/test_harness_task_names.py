@@ -3,7 +3,7 @@
 import pytest
 
 from tessera.cli.main import main
-from tests.refusals import refused
+from tests.refusals import refused, refused_in_a_line
 
 pytest.importorskip("lm_eval")
 from tessera.evaluation import harness
@@ -49,3 +49,11 @@ def test_names_are_found_however_they_are_written(tmp_path, monkeypatch, text):
     (tmp_path / "included").write_text(f"dataset: other\n{text}\nmetric: last\n")
     harness.expect_tasks(["name", "na*"])
     refused("got 'last'", harness.expect_tasks, ["last"])
+
+
+@pytest.mark.parametrize(("name", "advice"), [("naem", "Did you mean 'name'?"), ("metrik", "See lm_eval ls tasks.")])
+def test_only_names_of_tasks_are_advised(tmp_path, monkeypatch, name, advice):
+    """For `metrik` that was `metric:`, a key in a list."""
+    monkeypatch.setattr(harness.lm_eval.tasks, "__file__", str(tmp_path / "__init__.py"))
+    (tmp_path / "task.yaml").write_text("task: name  # of it\nmetric_list:\n  - metric: acc\n")
+    refused_in_a_line(f"got {name!r}. {advice}", harness.expect_tasks, [name])

@@ -168,7 +168,7 @@ def test_weights_of_a_bfloat16_model_are_those_of_its_queries_and_keys(is_autoca
 
 def test_pairs_are_seen_whose_weight_is_too_small_for_float32():
     """They were counted by the weights of the first head that are not 0."""
-    model = build(GPT2Config(vocab_size=30, n_embd=16, n_layer=1, n_head=2, n_positions=32))
+    model = build(gpt2(1))
     with torch.no_grad():
         model.transformer.h[0].attn.c_attn.weight[:, :32] *= 300
     (recall,) = recall_weights(model, IDS, queries=[5, 19])
