@@ -236,7 +236,7 @@ def _summary(
     run: Path, model: PreTrainedModel, data: TrainingData, stages: list[TrainingProgress], validation: dict[str, float]
 ) -> RunSummary:
     plans = data.recipe.training.stages
-    counts = [(stage, step) for stage, progress in zip(plans, stages) for step in range(progress.steps)]
+    counts = [(plans[number], number, step) for number, stage in enumerate(stages) for step in range(stage.steps)]
     if not validation or "score" in validation:  # the best weights may be those of an earlier validation
         validation = data.validation(model, plans[-1])
     return RunSummary(
@@ -244,7 +244,7 @@ def _summary(
         folder=str(run),
         parameters=num_parameters(model),
         steps=len(counts),
-        tokens=sum(data.batch_tokens(stage, step) for stage, step in counts),
+        tokens=sum(data.batch_tokens(*place) for place in counts),
         skipped_steps=sum(progress.skipped for progress in stages),
         validation_loss=validation["validation_loss"],
         validation_bits_per_byte=validation.get("validation_bits_per_byte"),

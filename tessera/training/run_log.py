@@ -207,13 +207,13 @@ class RunLog(TrainingLog):
         if self.progress is not None:
             self.ended.append(self.progress)
         self.number, self.progress = number, progress
-        self.tokens += sum(self.data.batch_tokens(self.stages[number], step) for step in range(progress.steps))
+        self.tokens += sum(self.data.batch_tokens(self.stages[number], number, step) for step in range(progress.steps))
         self._line_tokens = self.tokens
         self._bar.n = self._bar.initial = self._cost
 
     def step(self, progress: TrainingProgress) -> None:
         """See `TrainingLog`."""
-        self.tokens += self.data.batch_tokens(self.stages[self.number], progress.steps - 1)
+        self.tokens += self.data.batch_tokens(self.stages[self.number], self.number, progress.steps - 1)
         if self.shown:
             self._bar.update(self._cost - self._bar.n)
         self.report(self._cost / self.total_cost, f"step {self._step:,}")

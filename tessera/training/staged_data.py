@@ -163,12 +163,16 @@ class StagedQuestions(StagedData):
         """Tokens that contexts of so many segments may have in this stage."""
         return self.task_of(stage).context_lengths(segments, self.segment)
 
+    def batch_tokens(self, stage: Stage, number: int, step: int) -> int:
+        """See `TrainingData`; contexts end before their last segment does."""
+        lengths = self.lengths(stage, stage.length_at(step, self.recipe.seed))
+        drawn = Random(self.seed_of(number, step)).randint(0, len(lengths) - 1)
+        return self.recipe.training.batch_size * lengths[-1 - drawn]
+
     def losses(self, model: nn.Module, stage: Stage, number: int, step: int) -> Iterator[Tensor]:
         """Of the answers of the batch, and what the model charges for calls without a loss of their own."""
-        seed = self.seed_of(number, step)
-        lengths = self.lengths(stage, stage.length_at(step, self.recipe.seed))
-        tokens = lengths[-1 - Random(seed).randint(0, len(lengths) - 1)]
         count, early = self.recipe.training.batch_size, self.recipe.data.early_questions
+        tokens, seed = self.batch_tokens(stage, number, step) // count, self.seed_of(number, step)
         batch = self.batch(stage, count, tokens, seed, "train", early if is_segmented(model) else 0)
         parts = [batch.rows(*rows) for rows in micro_batches(self.recipe.training, self.processes)]
         answers = self.processes.total(torch.stack([count_answers(model, part) for part in parts]).sum())

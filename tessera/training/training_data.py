@@ -67,8 +67,8 @@ class TrainingData(ABC):
     def begin(self, model: Any, stage: Stage) -> None:  # noqa: B027
         """Set in `model` what holds from this stage on; by default nothing."""
 
-    def batch_tokens(self, stage: Stage, step: int) -> int:
-        """Tokens of the contexts of a step."""
+    def batch_tokens(self, stage: Stage, number: int, step: int) -> int:
+        """Tokens of the contexts of a step of stage `number`."""
         return self.recipe.training.batch_size * self.segment * stage.length_at(step, self.recipe.seed)
 
     def autocast(self) -> AbstractContextManager[None]:

@@ -65,13 +65,21 @@ def whole(tmp_path_factory, short_books):  # noqa: F811
     return folder / "run", train(read_recipe(folder / "staged.yaml"), folder / "run", progress=False)
 
 
-def test_a_run_on_questions(whole):
+def test_a_run_on_questions(whole, recipe_of, monkeypatch):
     run, summary = whole
     assert summary.steps == 9
     assert 0 <= summary.validation_exact_match <= 1
     assert summary.validation_bits_per_byte is None
-    assert summary.tokens % 64 == 0
-    assert 4 * 2 * 64 + 5 * 2 * 64 <= summary.tokens <= 4 * 2 * 64 + 5 * 2 * 96
+    recipe, read = recipe_of(QUESTIONS), []
+    data = staged_data.StagedQuestions(recipe, 32, staged_data.question_task(recipe.data.task))
+    with monkeypatch.context() as patch:
+        patch.setattr(staged_data, "count_answers", lambda model, batch: torch.ones(()))
+        patch.setattr(staged_data, "answer_loss", lambda model, batch: read.append(batch.contexts.numel()) or [1.0])
+        for number, stage in enumerate(recipe.training.curriculum):
+            for step in range(stage.steps):
+                list(data.losses(torch.nn.Identity(), stage, number, step))
+    assert summary.tokens == sum(read)  # whole segments were counted
+    assert 4 * 2 * 32 + 5 * 2 * 32 < summary.tokens < 4 * 2 * 64 + 5 * 2 * 96
     records = MetricsFile(run / "metrics.jsonl").read()
     validations = [(r["step"], r["stage"], r["length"]) for r in records if "validation_exact_match" in r]
     assert validations == [(3, 1, 2), (4, 1, 2), (7, 2, 3), (9, 2, 3)]
