@@ -162,8 +162,12 @@ def merged_model(folder: Path, output: Path, dtype: str) -> tuple[Path, int]:
     if not is_sharded(folder):
         latest, passed = latest_complete(folder)
         if latest is None or not is_sharded(latest):
-            damaged = f" Passed over: {'; '.join(passed)}." if passed else ""
-            raise TesseraError(f"convert: {folder} must be a sharded checkpoint, or a run with one.{damaged}")
+            advice = f" Passed over: {'; '.join(passed)}." if passed else ""
+            if (folder / "config.json").is_file() and any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
+                advice += " It is a model already, which needs no conversion."
+            elif files := sorted(folder.glob("*.index.json")) or sorted(folder.glob("*.safetensors")):
+                advice += f" Of published weights give the file: tessera convert {files[0]} {output}."
+            raise TesseraError(f"convert: {folder} must be a sharded checkpoint, or a run with one.{advice}")
         checkpoint = latest
     damage = verify(checkpoint)
     if damage is not None:

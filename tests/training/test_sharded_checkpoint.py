@@ -187,7 +187,15 @@ def test_parts_become_files_of_a_bounded_size(alone, tmp_path, monkeypatch):
 
 def test_a_folder_without_parts_is_no_checkpoint_in_parts(tmp_path, capsys):
     assert main(["convert", str(tmp_path), str(tmp_path / "out")]) == 2
-    assert "must be a sharded checkpoint, or a run with one" in capsys.readouterr().err
+    assert capsys.readouterr().err.strip().endswith("must be a sharded checkpoint, or a run with one.")
+    for name in ("model.safetensors", "x.index.json"):
+        (tmp_path / name).touch()
+    assert main(["convert", str(tmp_path), str(tmp_path / "out")]) == 2
+    assert f"give the file: tessera convert {tmp_path / 'x.index.json'} {tmp_path / 'out'}." in capsys.readouterr().err
+    (tmp_path / "config.json").touch()
+    assert main(["convert", str(tmp_path), str(tmp_path / "out")]) == 2
+    assert "It is a model already, which needs no conversion." in capsys.readouterr().err
+    (tmp_path / "model.safetensors").unlink()
     (tmp_path / "shards").mkdir()
     refused("is in parts. Merge them: tessera convert", model_folder, tmp_path)
     assert main(["convert", str(tmp_path), str(tmp_path / "out")]) == 2
