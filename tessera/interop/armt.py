@@ -12,6 +12,7 @@ PRMT are stored a second time under `memory_cell.layers.`. Published names on th
 """
 
 import re
+from difflib import get_close_matches
 from functools import reduce
 
 import torch
@@ -51,6 +52,7 @@ ARGUMENTS = {
     "rmt": SHARED,
     "prmt": {**SHARED, "compatibility": "intended"},
 }
+RENAMED = ("rope_theta", "rope_scaling", "torch_dtype")  # fields that transformers reads, and keeps by other names
 COMPATIBILITIES = {"intended": "own_layer", "published": "published"}
 ASSOCIATION = {
     "query.weight": "W_mq.weight",
@@ -151,11 +153,13 @@ def base_configuration(source: str, base_model: dict | PreTrainedConfig) -> PreT
             raise refuse(source, "base_model", "a GPT2LMHeadModel, or name its model_type", described)
         model_type = "gpt2"
     known = AutoConfig.for_model(model_type)
-    if isinstance(known, GPT2Config):
-        aliases = {"n_ctx", *known.attribute_map}
-        unknown = [name for name in values if not hasattr(known, name) and name not in aliases]
-        if unknown:
-            raise TesseraError(f"{source}: unknown base_model argument {unknown[0]!r}.")
+    names = {"n_ctx", *RENAMED, *known.attribute_map, *known.to_dict()}
+    for name in values:
+        if not hasattr(known, name) and name not in names:
+            near = get_close_matches(str(name), names, 1, 0.8)
+            if near or isinstance(known, GPT2Config):  # others may hold what earlier releases of transformers had
+                guess = f" Did you mean {near[0]!r}?" if near else ""
+                raise TesseraError(f"{source}: unknown base_model argument {shown(name)}.{guess}")
     return AutoConfig.for_model(model_type, **values)
 
 

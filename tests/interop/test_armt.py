@@ -190,6 +190,21 @@ def test_refusals_name_what_is_wrong(source, case, change, message):
     refused(message.replace("(", r"\("), from_reference, source, part(tensors, "param/"), {**arguments, **change})
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "message"),
+    [
+        ("llama", "rms_norm_epsilon", "argument 'rms_norm_epsilon'. Did you mean 'rms_norm_eps'"),
+        ("gpt2", "n_layers", "argument 'n_layers'. Did you mean 'n_layer'"),
+        ("gpt2", "bands", "argument 'bands'."),
+    ],
+)
+def test_misspelt_fields_of_a_base_are_refused(kind, name, message):
+    """transformers keeps them, and the default took their place."""
+    with pytest.raises(TesseraError, match=message):
+        armt.base_configuration("armt", {"model_type": kind, name: 1})
+    assert armt.base_configuration("armt", {"model_type": "llama", "rope_theta": 7.0, "of_a_later_release": 1})
+
+
 def test_missing_and_unexpected_tensors_are_refused():
     tensors, arguments = golden("rmt", "F1_rmt_nowrap")
     published = part(tensors, "param/")
