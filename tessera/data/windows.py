@@ -138,9 +138,12 @@ class ValidationWindows(Dataset):
 
         Of the whole text for tokenizers whose tokens do not say their bytes, and where one stands for unknown text.
         """
-        sizes = token_sizes(tokenizer)
+        sizes, description = token_sizes(tokenizer), self.split.store.description
+        # With `document_ids` nothing predicts begin tokens.
+        has_begin_tokens = self.document_ids and int(self.split.store.tokens[0]) == tokenizer.bos_token_id
+        whole = self.split.tokens_per_byte * (1 - has_begin_tokens * description.num_documents / description.num_tokens)
         if sizes is None:
-            return self.split.tokens_per_byte
+            return whole
         # Llama's, T5's and others begin every text that they are given with a blank that it does not have.
         begins_with = "".join(uncut(tokenizer).encode("a", add_special_tokens=False).tokens)[:1]
         blank = begins_with in (BLANK, BYTE_BLANK)
@@ -152,7 +155,7 @@ class ValidationWindows(Dataset):
             tokens, labels = window["input_ids"].numpy(), window["labels"].numpy()
             predicted = np.append(False, labels[1:] != IGNORED)
             if not unknown.isdisjoint(tokens[predicted]):
-                return self.split.tokens_per_byte
+                return whole
             begins = np.diff(self.split.store.document_ids(start - 1, start + self.context)) > 0
             begins[1:] |= begins[:-1] & (sizes[tokens[:-1]] == 0)  # behind a begin token
             num_tokens += int(predicted.sum())

@@ -86,6 +86,20 @@ def test_validation_windows_are_spread_over_the_text(tmp_path):
     assert [int(item["input_ids"][0]) for item in windows] == [0, 250, 500, 750]
 
 
+@pytest.mark.parametrize(("document_ids", "expected"), [(True, 4 / 8), (False, 5 / 8)])
+def test_begin_tokens_that_nothing_predicts_do_not_count(tmp_path, document_ids, expected):
+    """Of text with unknown characters, whose tokens do not say their bytes."""
+    model = models.BPE(vocab={"<unk>": 0, "<s>": 1, "a": 2, "b": 3}, merges=[], unk_token="<unk>")
+    tokenizer = Tokenizer(model)
+    tokenizer.decoder = decoders.Replace("\u2581", " ")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", unk_token="<unk>")
+    (tmp_path / "text.jsonl").write_text(50 * '"a国b国"\n', encoding="utf-8")
+    source = text_source(str(tmp_path / "text.jsonl"), format="json_lines")
+    store = open_or_build(source, tokenizer, tmp_path, begin_token=True, end_token=False)
+    windows = ValidationWindows(Split.of(store), 8, document_ids=document_ids)
+    assert windows.tokens_per_byte(tokenizer) == pytest.approx(expected)
+
+
 @pytest.mark.parametrize(("text", "expected"), [("a b ab ", 1.0), ("a国b国", 0.5)])
 def test_unknown_text_counts_with_all_of_its_bytes(tmp_path, text, expected):
     """A token of SentencePiece says its bytes, unless it is the one for whatever the vocabulary does not have."""
