@@ -54,8 +54,7 @@ class TesseraLM(HFLM):
             tokens (default: the positions that the model has learned or states; none for models without positions).
         dtype: of the weights: float32, bfloat16 or float64. device: such as cuda or cpu. add_bos_token,
             prefix_token_id: as of the harness's backend.
-    Raises:
-        TesseraError: an unknown argument, a folder without a model, and later each request that is too long.
+    Raises `TesseraError`: an unknown argument, a folder without a model, and later each request that is too long.
     """
 
     def __init__(

@@ -93,8 +93,7 @@ def evaluation_text(
         data: what a recipe's data.source can be; files that do not end as the run's are JSON lines where they end so,
             else text. split: of stories or a dataset (default: its validation split).
         context: tokens per sequence (default: the run's, of its last stage, else 512, or `longest` where that is less).
-    Raises:
-        TesseraError: no such text, a split of files, or a folder without a recipe when `data` is None.
+    Raises `TesseraError`: no such text, a split of files, or a folder without a recipe when `data` is None.
     """
     recipe, section = _recipe_and_data(folder)
     if section is None and data is None:
