@@ -1,6 +1,7 @@
 """The recurrent baseline: a stacked LSTM language model."""
 
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, ClassVar
 
 import torch
@@ -121,6 +122,11 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
     def state_bytes_per_token(self, dtype: torch.dtype) -> float:
         """0: the state does not grow with the text."""
         return 0.0
+
+    @wraps(GenerationMixin.prepare_inputs_for_generation)  # `generate` looks at its parameters
+    def prepare_inputs_for_generation(self, *args: Any, tokenizer: Any = None, **kwargs: Any) -> dict[str, Any]:
+        """See `GenerationMixin`, which passes on the `tokenizer` of `stop_strings`."""
+        return super().prepare_inputs_for_generation(*args, **kwargs)
 
     @checks_types
     def forward(

@@ -7,6 +7,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import tessera
 from tessera.base.errors import TesseraError
+from tessera.data.tokenizers import byte_tokenizer
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.drafted_generation import LARGEST_LOSS, PromptLookup, _Balance
 from tessera.models.forking import fork
@@ -297,3 +298,17 @@ def test_a_drafting_state_of_a_model_of_transformers_is_refused_in_a_line(name):
         TesseraError, match="what is cropped must be a cache of transformers.*; an assistant_model must be one"
     ):
         generate(make("llama"), prompt(0).clamp(min=1), assistant_model=make(name, 1))  # 0 is padding
+
+
+def test_an_lstm_stops_at_a_string():
+    """transformers hands the tokenizer of `stop_strings` on to the model, which took no such argument."""
+    torch.manual_seed(0)
+    tokenizer = byte_tokenizer()
+    model = LSTMForCausalLM(LSTMConfig(vocab_size=len(tokenizer), hidden_size=16)).eval()
+    letters = [token for token in range(len(tokenizer)) if not 97 <= token < 123]
+    options = {"max_new_tokens": 6, "do_sample": False, "suppress_tokens": letters, "pad_token_id": 0}
+    inputs = tokenizer("1 2", return_tensors="pt")
+    whole = model.generate(**inputs, **options)[0]
+    stop = tokenizer.decode(whole[3:5])
+    cut = model.generate(**inputs, **options, stop_strings=[stop], tokenizer=tokenizer)[0]
+    assert torch.equal(cut, whole[:5])
