@@ -188,10 +188,8 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
         windows["novels"] = novels.windows(corpus.tokenizer, settings.sequences, Path(cache))
         for text, texts in windows.items():
             context.report(1.0, f"reading {text}")
-            measured[text] = {
-                name: bits_by_segment(reader, texts, settings.segment, texts.tokens_per_byte(corpus.tokenizer))
-                for name, reader in readers.items()
-            }
+            sizes = settings.segment, texts.tokens_per_byte(corpus.tokenizer)
+            measured[text] = {name: bits_by_segment(reader, texts, *sizes) for name, reader in readers.items()}
     return {"parameters": num_parameters(model), "stages": stages, "bits_per_byte": measured}
 
 
@@ -218,16 +216,14 @@ class SegmentsAlone(nn.Module):
         return CausalLMOutput(loss=loss, logits=logits)
 
 
-def bits_by_segment(
-    model: nn.Module, windows: ValidationWindows, segment: int, tokens_per_byte: float
-) -> list[list[float]]:
-    """Bits per byte of each segment (a list) of each text (a list of these), whose first token nothing predicts."""
+def bits_by_segment(model: nn.Module, windows: ValidationWindows, segment: int, ratio: float) -> list[list[float]]:
+    """Bits per byte, with this ratio of tokens to bytes, by text and segment; a text's first token nothing predicts."""
     rows = []
     for number in range(len(windows)):
         losses = loss_by_position(model, [windows[number]], 1)
         sums = (torch.cat([values.new_zeros(1), values]) for values in (losses.total, losses.count))
         total, count = (values.view(-1, segment).sum(1) for values in sums)
-        bits = [bits_per_byte(nats, tokens_per_byte) for nats in (total / count).tolist()]
+        bits = [bits_per_byte(nats, ratio) for nats in (total / count).tolist()]
         rows.append([round(value, DIGITS) for value in bits])
     return rows
 

@@ -193,10 +193,8 @@ def _frequencies(kind: str) -> tuple[float, ...]:
     """How frequent each number of facts is, from 0 on, even within a twentieth; fewer than there are as the fewest."""
     fewest, most = LENGTHS[kind]
     frequencies = [0.0] * (most + 1)
-    for first, last in pairwise(TWENTIETHS[kind]):
-        numbers = range(first + (first != fewest), last + 1)  # the first twentieth has both its ends
-        for number in numbers:
-            frequencies[number] = 1 / len(numbers)
+    for first, last in pairwise((fewest - 1, *TWENTIETHS[kind][1:])):
+        frequencies[first + 1 : last + 1] = [1 / (last - first)] * (last - first)
     return (*([frequencies[fewest]] * fewest), *frequencies[fewest:])
 
 
