@@ -35,6 +35,7 @@ def leaky_average(
     expect_shape("leaky_average", "decay", decay, (x.shape[1],))
     precise = torch.promote_types(x.dtype, torch.float32)
     if initial_state is not None:
+        expect_shape("leaky_average", "initial_state", initial_state, (x.shape[0], x.shape[1], x.shape[3]))
         initial_state = initial_state.to(precise)
     elif x.dtype != precise:
         initial_state = x.new_zeros(x.shape[0], x.shape[1], x.shape[3], dtype=precise)
@@ -53,7 +54,6 @@ def _one_step(x: Tensor, decay: Tensor, initial_state: Tensor | None, documents:
         expect_shape("leaky_average", "documents", documents, (x.shape[0], 1))
     if initial_state is None:
         return x, x[:, :, 0]
-    expect_shape("leaky_average", "initial_state", initial_state, (x.shape[0], x.shape[1], x.shape[3]))
     dtype = initial_state.dtype
     state = torch.addcmul(x[:, :, 0].to(dtype), decay.to(dtype)[:, None], initial_state)
     return state.unsqueeze(2).to(x.dtype), state

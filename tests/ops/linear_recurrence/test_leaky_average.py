@@ -58,8 +58,7 @@ def test_mistakes_are_explained(steps):
     x, decay = torch.zeros(B, H, steps, K), torch.ones(H)
     refused(r"decay must have shape \(3,\); got \(2,\)", leaky_average, x, decay[:2])
     refused("unknown linear recurrence backend 'chunk'", leaky_average, x, decay, backend="chunk")
-    initial = "initial_state" if steps == 1 else "initial"
-    refused(f"{initial} must have shape", leaky_average, x, decay, torch.zeros(B, H, K + 1))
+    refused("leaky_average: initial_state must have shape", leaky_average, x, decay, torch.zeros(B, H, K + 1))
     documents = torch.zeros(B, 4, dtype=torch.long)
     message = rf"leaky_average: documents must have shape \(2, {steps}\); got \(2, 4\)"
     refused(message, leaky_average, x, decay, documents=documents)
