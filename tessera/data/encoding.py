@@ -10,7 +10,7 @@ from tessera.data.text_files import safe_pieces
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 PIECE = 1 << 16  # bytes of a text that are read before their tokens are asked for
 CONTEXT = 32  # characters that are tokenized again in front of each piece
@@ -25,6 +25,15 @@ def uncut(tokenizer: "PreTrainedTokenizerFast") -> "Tokenizer":
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     return tokenizer.backend_tokenizer
+
+
+def prompt_tokens(tokenizer: "PreTrainedTokenizerBase", prompt: str) -> list[int]:
+    """Token ids of a text that goes on: with what the tokenizer puts in front of it, without what it puts behind."""
+    encoded = tokenizer(prompt, return_special_tokens_mask=True)
+    tokens, is_added = encoded["input_ids"], encoded["special_tokens_mask"]
+    while is_added and is_added.pop():
+        tokens = tokens[: len(is_added)]
+    return tokens
 
 
 def encoded_pieces(pieces: Iterable[str], tokenizer: "PreTrainedTokenizerFast") -> Iterator[list[int]]:

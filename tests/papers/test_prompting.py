@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from tessera.base.errors import TesseraError
@@ -89,6 +90,21 @@ def test_a_label_that_another_begins_with_is_no_likelier_for_it():
             answers = episode_answers(ask.args[0], episode, ask, 4)
             assert [answer.label for answer in answers] == [right, right]
             assert [answer.scores["exact_match"] for answer in answers] == [right == "class 10", right == "class 1"]
+
+
+def test_an_end_token_that_a_tokenizer_adds_is_in_no_prompt(monkeypatch):
+    """The answer would stand behind it."""
+    ended, model, asked = byte_tokenizer(), llama(), []
+    end = ended.eos_token_id
+    ended.backend_tokenizer.post_processor = TemplateProcessing(
+        f"$A {ended.eos_token}", special_tokens=[(ended.eos_token, end)]
+    )
+    assert ended("a")["input_ids"] == [*TOKENIZER("a")["input_ids"], end]
+    assert request_of(model, ended, "a text", " sad") == request_of(model, TOKENIZER, "a text", " sad")
+    monkeypatch.setattr(model, "generate", lambda ids, **options: asked.extend(ids[0].tolist()) or ids)
+    file = QuestionFile(("a b",), (DocumentQuestion("Why?", ("x",), (0,)),))
+    document_scores(model, ended, file, [400])
+    assert asked == TOKENIZER(TOKENIZER.decode(asked))["input_ids"]
 
 
 def test_the_greedy_label_is_exact_up_to_the_end_of_its_line():

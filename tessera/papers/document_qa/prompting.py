@@ -15,6 +15,7 @@ from tqdm import tqdm
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from tessera.base.errors import TesseraError, expect
+from tessera.data.encoding import prompt_tokens
 from tessera.data.text_files import text_of_file
 from tessera.generation.sampling import Sampling
 from tessera.models.transformer import context_limit
@@ -151,7 +152,7 @@ def expect_room(
         expect(longest is None or length <= longest, "document_qa", "length", needed, length)
     for question in _chosen(file, questions, seed):
         shortest = write_prompt(file, question, len(question.golden), Random(f"{seed} {question.question}"))
-        tokens = len(tokenizer(shortest)["input_ids"]) + answer_tokens
+        tokens = len(prompt_tokens(tokenizer, shortest)) + answer_tokens
         _expect_fits(tokens, min(lengths), question)
 
 
@@ -187,7 +188,7 @@ def document_scores(
     chosen = _chosen(file, questions, seed)
 
     def count_tokens(text: str) -> int:
-        return len(tokenizer(text)["input_ids"])
+        return len(prompt_tokens(tokenizer, text))
 
     likeliest = Sampling(max_new_tokens=answer_tokens, temperature=0.0)
     options = {**likeliest.arguments, "pad_token_id": tokenizer.pad_token_id or 0}
@@ -196,7 +197,7 @@ def document_scores(
         contained, documents = [], []
         for question in tqdm(chosen, disable=not progress, unit=" questions", desc=f"{length} tokens"):
             prompt, num_documents = longest_prompt(file, question, length, count_tokens, seed, answer_tokens)
-            ids = torch.tensor([tokenizer(prompt)["input_ids"]], device=model.device)
+            ids = torch.tensor([prompt_tokens(tokenizer, prompt)], device=model.device)
             tokens = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
             output = tokenizer.decode(tokens[0, ids.shape[1] :], skip_special_tokens=True)
             contained.append(contains_answer(output, question.answers))

@@ -10,6 +10,7 @@ from tqdm import tqdm
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from tessera.base.errors import expect
+from tessera.data.encoding import prompt_tokens
 from tessera.evaluation.continuations import Request, continuation_likelihoods
 from tessera.models.transformer import context_limit
 from tessera.papers.many_shot.prompts import DELIMITERS, STRATEGIES, Episode, Example, Template, draw_episode
@@ -141,7 +142,7 @@ def requests_of(
 
 def request_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str) -> Request:
     """The tokens of a prompt and of what follows it: those of both together, cut behind the prompt's."""
-    context, tokens = (tokenizer(text)["input_ids"] for text in (prompt, prompt + answer))
+    context, tokens = (prompt_tokens(tokenizer, text) for text in (prompt, prompt + answer))
     if tokens[: len(context)] != context or len(tokens) == len(context):  # the tokenizer merges across the border
         tokens = [*context, *tokenizer(answer, add_special_tokens=False)["input_ids"]]
     _expect_positions(model.config, len(tokens))
