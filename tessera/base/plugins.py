@@ -18,7 +18,7 @@ from typing import Any
 
 from tessera.base.errors import TesseraError, first_line
 
-ADVICE = "One of your own must be imported first: --import FILE."
+ADVICE = "One of your own must be imported first (on the command line: --import FILE)."
 
 
 def entry_points(group: str) -> list[EntryPoint]:

@@ -206,7 +206,7 @@ def print_prompt_report(report: Report) -> None:
 
 
 def _estimate(score: dict[str, float]) -> str:
-    return f"{score['mean']:.4f} {score['standard_error']:.4f}"
+    return f"{score['mean']:.4f} {score['standard_error']:.4f}".replace("nan", "-")  # one question has no error
 
 
 def print_task_reports(reports: Sequence[Report]) -> None:

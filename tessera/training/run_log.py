@@ -160,7 +160,7 @@ def sizes(recipe: Recipe, model: nn.Module, segment: int, done: int) -> str:
     line = f"{recipe.name}: {parameters:,} parameters, "
     if section.curriculum:
         lengths = ", ".join(str(stage.length) for stage in section.stages)
-        line += f"{len(section.stages)} stages of {lengths} segments, at most {section.curriculum_steps:,} steps"
+        line += f"stages of {lengths} segments, at most {section.curriculum_steps:,} steps"
     else:
         tokens = section.steps * section.batch_size * segment
         line += f"{tokens:,} training tokens ({tokens / parameters:.3g} per parameter), {section.steps:,} steps"
