@@ -25,7 +25,7 @@ MOST_ALONE = 0.5  # of a leaf's keys are read one by one; of more, all are read
 CODE_COST = 0.125  # of looking at a code, in those of reading a key
 GROWTH = 16  # each further round reads up to this many times as many
 TELLING_LEAVES = 128  # once so many are read for a query, its threshold rises little, and tells what else is needed
-TELLING_PART = 16  # or a 16th of all leaves, where these are few
+TELLING_PART = 32  # or a 32nd of all leaves, where these are few
 SCAN_SHARE = 0.5  # of the pairs: where more would be read, all are scanned, which reads them in order
 SCORES_AT_ONCE = 1 << 27  # of a scan: bounds the queries that are answered together
 
@@ -145,7 +145,7 @@ class _Reader:
                     candidates = candidates.above(floor)
                 candidates, floor = self._with_floor(candidates, is_read)
                 break
-            most = most * GROWTH if most >= telling else min(most * GROWTH, bounds.shape[1] // TELLING_PART)
+            most *= GROWTH
             if needed.shape[1] > most:  # the threshold may rise: the most promising first
                 needed = _largest(bounds.masked_fill(~needed, -torch.inf), most)
             is_read |= needed
