@@ -12,7 +12,7 @@ from tessera.base.precision import without_autocast
 from tessera.base.shapes import Bool, Float, Int
 from tessera.kernels import Gaussian, Kernel, NearestNeighbours, RowKernel
 from tessera.recall.answers import Certificate, Recall, Support
-from tessera.recall.candidates import Candidates
+from tessera.recall.candidates import Candidates, stable_order
 from tessera.recall.leaves import LEAF, Leaves
 from tessera.recall.pair_store import PairStore
 from tessera.recall.read_ahead import read_ahead
@@ -25,7 +25,7 @@ MOST_ALONE = 0.5  # of a leaf's keys are read one by one; of more, all are read
 CODE_COST = 0.125  # of looking at a code, in those of reading a key
 GROWTH = 16  # each further round reads up to this many times as many
 TELLING_LEAVES = 128  # once so many are read for a query, its threshold rises little, and tells what else is needed
-TELLING_PART = 32  # or a 32nd of all leaves, where these are few
+TELLING_PART = 32  # or a 32nd of all leaves, where that is less
 SCAN_SHARE = 0.5  # of the pairs: where more would be read, all are scanned, which reads them in order
 SCORES_AT_ONCE = 1 << 27  # of a scan: bounds the queries that are answered together
 
@@ -253,7 +253,7 @@ class _Reader:
         ]
         rows, scores, places = (torch.cat(tensors) for tensors in zip(*parts))
         if self.num_rows > 1:
-            order = _stable_order(rows, self.num_rows)
+            order = stable_order(rows, self.num_rows)
             rows, scores, places = (x.index_select(0, order) for x in (rows, scores, places))
         return Candidates.of(rows, scores, places, self.num_rows)
 
@@ -360,13 +360,6 @@ class _Reader:
             unseen = (first > queries.newest[:, None]) | (last < queries.oldest[:, None])
             bounds = bounds.masked_fill(unseen, -torch.inf)
         return bounds.flatten(0, 1)
-
-
-def _stable_order(rows: Tensor, num_rows: int) -> Tensor:
-    """`rows.argsort(stable=True)`; a pass for each of a few rows takes half of the time."""
-    if num_rows > FEW_QUERIES:
-        return rows.argsort(stable=True)
-    return torch.cat([(rows == row).nonzero().squeeze(1) for row in range(num_rows)])
 
 
 def _in_memory(rows: Tensor, which: Tensor) -> None:

@@ -85,13 +85,17 @@ def test_all_that_starts_from_a_base_sees_the_same_texts(budget, tmp_path):
 @pytest.mark.usefixtures("short_books")
 @some("model", MODELS[1:], by_default=(CONTINUED, MODELS[-1]))
 def test_a_base_is_trained_on_with_each_segment_alone(model, tmp_path, monkeypatch):
-    trained = []
+    trained, read = [], []
     monkeypatch.setattr(module, "train_recipe_stages", lambda model, *rest: trained.append((model, rest[1])) or [])
+    monkeypatch.setattr(module, "bits_by_segment", lambda model, *sizes: read.append(sizes) or [])
     settings = BUDGETS["smoke"].run(model, "transformer", BASES["smoke"]["transformer"], 0).configuration
     module.execute(Run("a run", settings), RunContext(tmp_path / "run"))
     ((reader, data),) = trained
     assert isinstance(reader, SegmentsAlone) == (model == CONTINUED)
     assert data.segment == settings.segment
+    for windows, _, ratio in read:
+        assert ratio == windows.tokens_per_byte(data.tokenizer) != windows.split.tokens_per_byte
+    assert len(read) == 2
 
 
 def test_runs_of_a_base_share_its_training():
