@@ -81,6 +81,7 @@ def test_a_run_on_questions(whole, recipe_of, monkeypatch):
     assert summary.tokens == sum(read)  # whole segments were counted
     assert 4 * 2 * 32 + 5 * 2 * 32 < summary.tokens < 4 * 2 * 64 + 5 * 2 * 96
     records = MetricsFile(run / "metrics.jsonl").read()
+    assert [r["tokens"] for r in records if "tokens" in r][-1] == summary.tokens
     validations = [(r["step"], r["stage"], r["length"]) for r in records if "validation_exact_match" in r]
     assert validations == [(3, 1, 2), (4, 1, 2), (7, 2, 3), (9, 2, 3)]
     assert json.loads((run / "run.json").read_text())["result"]["validation_loss"] == summary.validation_loss
