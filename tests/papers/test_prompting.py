@@ -17,6 +17,7 @@ from tessera.data.tokenizers import byte_tokenizer
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
 from tessera.models.transformer import transformer_config
 from tessera.papers.document_qa.prompting import DocumentQuestion, QuestionFile, document_scores
+from tessera.papers.many_shot import prompting
 from tessera.papers.many_shot.prompting import (
     LabelledTexts,
     episode_answers,
@@ -105,6 +106,11 @@ def test_an_end_token_that_a_tokenizer_adds_is_in_no_prompt(monkeypatch):
     file = QuestionFile(("a b",), (DocumentQuestion("Why?", ("x",), (0,)),))
     document_scores(model, ended, file, [400])
     assert asked == TOKENIZER(TOKENIZER.decode(asked))["input_ids"]
+    lengths, config = [], transformer_config(vocab_size=300, hidden_size=16, num_layers=1, num_heads=2, max_positions=9)
+    monkeypatch.setattr(prompting, "_expect_positions", lambda config, tokens: lengths.append(tokens))
+    for tokenizer in (TOKENIZER, ended):
+        expect_room(config, tokenizer, TEXTS, [1], contexts=1, queries=1)
+    assert lengths[: len(lengths) // 2] == lengths[len(lengths) // 2 :] != []
 
 
 def test_the_greedy_label_is_exact_up_to_the_end_of_its_line():

@@ -85,7 +85,7 @@ def expect_room(
         for episode, query in ((drawn, query) for drawn in episodes for query in drawn.queries):
             prompt = texts.template.prompt(episode.demonstrations, query, strategy.split(", ")[0])
             answer = max(episode.labels, key=lambda label: len(tokenizer(f" {label}\n")["input_ids"]))
-            _expect_positions(config, len(tokenizer(f"{prompt} {answer}\n")["input_ids"]))
+            _expect_positions(config, len(prompt_tokens(tokenizer, f"{prompt} {answer}\n")))
 
 
 def _drawn(
