@@ -223,7 +223,29 @@ def drop_fields(stored: dict[str, Any]) -> None:
             run["configuration"].pop(name, None)
 
 
+# Bits per byte of ARMT on language: tokens per byte of the tested texts, and of the whole stores, by which they were.
+TOKENS_PER_BYTE = {
+    "stories": (0.30979048157439143, 0.3067259269534125),
+    "novels": (0.33760918832097514, 0.3385853904468527),
+}
+
+
+def bytes_of_tested_texts(stored: dict[str, Any]) -> None:
+    """ARMT on language divides by the bytes of the texts that it tests; records say the ratio."""
+    if stored.get("header", {}).get("experiment") != "armt_language":
+        return
+    for run in stored["runs"].values():
+        outcome = run["outcome"]
+        if "tokens_per_byte" not in outcome:
+            outcome["tokens_per_byte"] = {text: ratios[0] for text, ratios in TOKENS_PER_BYTE.items()}
+            for text, (tested, whole) in TOKENS_PER_BYTE.items():
+                for reading, rows in outcome["bits_per_byte"][text].items():
+                    scaled = [[round(bits * tested / whole, 4) for bits in row] for row in rows]
+                    outcome["bits_per_byte"][text][reading] = scaled
+
+
 RULES = (
+    bytes_of_tested_texts,
     halve_distances,
     rename_fields,
     complete_sizes,

@@ -183,14 +183,17 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
         stages = train_recipe_stages(readers[settings.model], recipe, data, context.folder, context.report)
     windows = {"stories": ValidationWindows(tested, length, settings.sequences)}
     measured: dict[str, Any] = {}
+    ratios: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as cache:
         novels = EvaluationText(text_source("novels"), context=length)
         windows["novels"] = novels.windows(corpus.tokenizer, settings.sequences, Path(cache))
         for text, texts in windows.items():
             context.report(1.0, f"reading {text}")
-            sizes = settings.segment, texts.tokens_per_byte(corpus.tokenizer)
+            ratios[text] = texts.tokens_per_byte(corpus.tokenizer)
+            sizes = settings.segment, ratios[text]
             measured[text] = {name: bits_by_segment(reader, texts, *sizes) for name, reader in readers.items()}
-    return {"parameters": num_parameters(model), "stages": stages, "bits_per_byte": measured}
+    outcome = {"parameters": num_parameters(model), "stages": stages, "bits_per_byte": measured}
+    return {**outcome, "tokens_per_byte": ratios}
 
 
 class SegmentsAlone(nn.Module):
