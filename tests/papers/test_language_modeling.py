@@ -5,6 +5,7 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 
@@ -163,3 +164,30 @@ def test_losses_by_position_are_averaged_in_bins_and_compared_seed_by_seed():
     assert made["novels: loss by position"].splitlines()[0].endswith("| all | 1 to 16 | 17 to 50 | 51 to 100 |")
     expected = "| Transformer, learned positions, 1 | 1 | -0.500 | -0.500 | -0.500 | -0.500 |"
     assert made["novels: mosaic minus transformer"].splitlines()[2] == expected
+
+
+def test_the_page_says_what_the_records_say_of_the_gains_from_context():
+    """From tokens with 17 to 50 before them to those with 151 to 255; in brackets beyond learned positions."""
+
+    def gains(experiment, key, *seeds):
+        losses = [stored[experiment][f"{key}/seed {seed}"]["outcome"]["loss_by_position"] for seed in seeds]
+        return [fmean(curve[16:50]) - fmean(curve[150:255]) for curve in losses]
+
+    names = ("language_modeling", "out_of_distribution")
+    stored = {name: json.loads((RESULTS / name / "cpu.json").read_text())["runs"] for name in names}
+    texts = ((names[0], ""), (names[1], "novels/"), (names[1], "wikitext2/"))
+    titles = {"transformer": "Transformer, learned positions", "transformer_rope": "Transformer, RoPE"}
+    titles["mosaic gaussian"] = "Mosaic, Gaussian"
+    page = (RESULTS.parent / "docs" / "experiments" / "out_of_distribution.md").read_text(encoding="utf-8")
+    for model, title in titles.items():
+        for depth, blocks in ((1, "1 block"), (2, "2 blocks"), (4, "4 blocks")):
+            cells = []
+            for experiment, text in texts:
+                if f"{text}{model}/{blocks}/seed 0" not in stored[experiment]:
+                    cells.append("")
+                    continue
+                ours, learned = (gains(experiment, f"{text}{name}/{blocks}", 0, 1) for name in (model, "transformer"))
+                beyond = [our - their for our, their in zip(ours, learned)]
+                bracket = "" if model == "transformer" else f" ({fmean(beyond):+.3f} ± {stdev(beyond) / 2**0.5:.3f})"
+                cells.append(f"{fmean(ours):+.3f}{bracket}")
+            assert f"| {title} | {depth} | {' | '.join(cells)} |\n" in page
