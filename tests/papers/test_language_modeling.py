@@ -111,6 +111,14 @@ def test_a_row_of_several_rates_shows_the_best_of_the_seeds_that_all_have():
     assert row == "| Mosaic v2, Gaussian | 1 | 2,440 | 4.000 | **3.000** |"
 
 
+def test_rates_of_which_no_seed_has_all_are_shown_by_the_seeds_that_each_has():
+    runs = {run.key: run for run in LANGUAGE.runs(RunSelection("long", models=("mosaic_v2",)))}
+    name = "mosaic_v2 gaussian/1 block/rate"
+    losses = {f"{name} 0.001, seed 0": 4.0, f"{name} 0.003, seed 1": 3.0}  # as `--only` can leave them
+    made = tables({key: record(runs[key], value) for key, value in losses.items()})
+    assert made["Learning rates"].splitlines()[2] == "| Mosaic v2, Gaussian | 1 | 2,440 | 4.000 | **3.000** |"
+
+
 def test_compact_kernels_of_v2_are_compared_with_its_own_gaussian_kernel():
     runs = {run.key: run for run in LANGUAGE.runs(RunSelection("long", kernels=("gaussian", "biweight")))}
     losses = {"mosaic gaussian": 3.0, "mosaic_v2 gaussian": 4.0, "mosaic_v2 biweight": 3.75}

@@ -52,12 +52,12 @@ def by_row(records: Mapping[str, Record]) -> dict[Row, list[Record]]:
 
 
 def loss_by_rate(records: Sequence[Record]) -> dict[float, float]:
-    """Mean loss at each rate over the seeds that were trained at every rate."""
+    """Mean loss at each rate over the seeds that were trained at every rate; without any, over those of each rate."""
     losses: dict[float, dict[int, float]] = {}
     for record in sorted(records, key=lambda record: record.configuration.learning_rate):
         losses.setdefault(record.configuration.learning_rate, {})[record.configuration.seed] = loss(record)
     common = set.intersection(*map(set, losses.values()))
-    return {rate: fmean(of_rate[seed] for seed in common) for rate, of_rate in losses.items()}
+    return {rate: fmean(of_rate[seed] for seed in common or of_rate) for rate, of_rate in losses.items()}
 
 
 def loss(record: Record) -> float:
