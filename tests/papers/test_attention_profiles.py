@@ -99,3 +99,7 @@ def test_rank_correlation():
     # Ranks 0, 1.5, 1.5, 3 against 0, 1, 2, 3.
     assert rank_correlation([1, 2, 2, 3], [1, 2, 3, 4]) == pytest.approx(4.5 / (4.5 * 5) ** 0.5)
     assert math.isnan(rank_correlation([1], [1]))
+
+
+def test_settings_say_how_many_texts_were_read():
+    assert "| texts of a profile | 9 | 5,000 |" in EXPERIMENT.tables({"a": record()})["Settings"]

@@ -20,7 +20,7 @@ from tessera.papers.curves import Axes, new_figure
 from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, RunSelection
 from tessera.papers.language_modeling.run import POSITIONS
 from tessera.papers.recipe_settings import RecipeSettings, overrides_of, recipe_mapping, trained
-from tessera.papers.records import by_model, mean_of
+from tessera.papers.records import by_model, mean_of, spread
 from tessera.papers.tables import SettingsRows, markdown, settings_of, with_error
 from tessera.training.corpus import open_corpus
 from tessera.training.loop import Report, unreported
@@ -60,7 +60,8 @@ SETTINGS: SettingsRows = {
     "tokens of a training sequence": ("context", 512),
     "tokens seen in training": ("tokens", 80_000 * 512 * 512),
     "peak learning rate": ("recipe.training.learning_rate", None),
-    "texts of a profile": ("sequences", 5000),
+    # Long texts are fewer than `sequences` where the validation text ends.
+    "texts of a profile": (lambda records: spread(n for record in records for n in _texts(record)), 5000),
 }
 LEAST = 1e-5  # smaller weights are drawn there
 
@@ -238,6 +239,10 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
         "Recent peak and leak": markdown(["seed", "head", "leak rate λ", "width of the recent peak, tokens"], peaks),
         "Settings": settings_of(records.values(), SETTINGS),
     }
+
+
+def _texts(record: Record) -> list[int]:
+    return [measured["texts"] for measured in record.outcome["lengths"].values()]
 
 
 def plot(records: Mapping[str, Record], path: Path) -> None:
