@@ -8,7 +8,7 @@ from statistics import fmean
 from tessera.kernels import kernel_names
 from tessera.papers.curves import draw_curve, panels, styles
 from tessera.papers.experiment import LIBRARY, PAPER_KERNELS, Experiment, Record
-from tessera.papers.records import grouped, score, spread
+from tessera.papers.records import as_cell, grouped, score, spread
 from tessera.papers.regbench.run import LOSS_BLOCK, MODELS, NGRAM, RegBenchSettings, execute, plan
 from tessera.papers.tables import SettingsRows, markdown, settings_of, with_error
 
@@ -97,7 +97,7 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
     rows = rows_of(records)
     parts = {}
     for problems in sorted({problems for _, problems, _ in rows if problems}):
-        headings = ["model", "steps", "seeds", "accuracy", "paper", "TVD", "paper", "last symbol"]
+        headings = ["model", "steps", "tested after", "seeds", "accuracy", "paper", "TVD", "paper", "last symbol"]
         paper = ["paper"] if problems == 100 else []  # table 3 of Memory Mosaics
         headings += ["in distribution: accuracy", *paper, "TVD", *paper]
         cells = [_cells(name, problems, seeds) for (name, count, _), seeds in rows.items() if count == problems]
@@ -121,7 +121,8 @@ def _cells(name: str, problems: int, seeds: list[Record]) -> list[str]:
     known = SPARSE_TABLE_1.get(name) if problems in SPARSE_SIZES else None
     papers = known[SPARSE_SIZES.index(problems)] if known else None
     papers_inside = IN_DISTRIBUTION_100.get(name) if problems == 100 else None
-    cells = [NAMES.get(name, name), f"{_steps(seeds):,}", str(len(seeds))]
+    tested = spread(record.outcome["training"]["best_step"] for record in seeds)
+    cells = [NAMES.get(name, name), f"{_steps(seeds):,}", as_cell(tested), str(len(seeds))]
     for strings, published in (("held_out", papers), ("in_distribution", papers_inside)):
         for column, quantity in enumerate(("accuracy", "tvd")):
             cells.append(with_error(score(seeds, strings, quantity), ".1f"))
