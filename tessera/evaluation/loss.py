@@ -23,7 +23,7 @@ from tessera.data.store import open_or_build
 from tessera.data.windows import Split, ValidationWindows
 from tessera.evaluation.provenance import provenance
 from tessera.models.causality import evaluating
-from tessera.models.transformer import context_limit
+from tessera.models.transformer import expect_positions
 from tessera.ops.linear_cross_entropy import IGNORED
 
 
@@ -71,10 +71,7 @@ def evaluate_text(
         is another model's.
     """
     began = time.time()
-    longest = context_limit(model.config)
-    has_room, advice = longest is None or text.context <= longest, f"Use --context {longest}."
-    needed = f"be at most {longest}, the positions that this {model.config.model_type} has learned"
-    expect(has_room, "eval", "--context", needed, text.context, advice)
+    expect_positions(model.config, text.context, "eval", "--context", "Use --context {}.")
     with tempfile.TemporaryDirectory() as cache:
         windows = text.windows(tokenizer, sequences, Path(cache))
         largest, size = windows.split.store.description.largest_token, model.config.get_text_config().vocab_size

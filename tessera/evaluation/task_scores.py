@@ -15,7 +15,7 @@ from tessera.base.errors import TesseraError, did_you_mean, expect
 from tessera.base.precision import autocast
 from tessera.base.yaml_files import parse_yaml
 from tessera.evaluation.provenance import provenance
-from tessera.models.transformer import context_limit
+from tessera.models.transformer import expect_positions
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.tasks.question_answering import NOT_IN_TEXT, QuestionTask
 from tessera.tasks.task import TASKS, Estimate, Task, TokenExamples, estimate
@@ -163,9 +163,7 @@ def task_report(
 
 @torch.no_grad()
 def _logits(model: PreTrainedModel, tokens: Tensor, precision: str) -> Tensor:
-    longest, length = context_limit(model.config), tokens.shape[1]
-    needed = f"make examples of at most {longest} tokens, the positions that this model has learned"
-    expect(longest is None or length <= longest, "eval", "--lengths", needed, f"{length} tokens")
+    expect_positions(model.config, tokens.shape[1], "eval", "the tokens of an example", "Use smaller --lengths.")
     with autocast(precision, model.device.type):
         logits = model(tokens.to(model.device), use_cache=False).logits.float().cpu()
     expect(not bool(logits.isnan().any()), "eval", "the model's logits", "be numbers", "NaN")  # the first is likeliest

@@ -90,3 +90,10 @@ def context_limit(config: PreTrainedConfig) -> int | None:
     if known not in _LIMITS:
         _LIMITS[known] = learned_positions(meta_model(config))
     return _LIMITS[known]
+
+
+def expect_positions(config: PreTrainedConfig, tokens: int, where: str, what: str, advice: str = "") -> None:
+    """Raise `TesseraError` where `what` has more tokens than the learned positions; "{}" in `advice` are these."""
+    longest = context_limit(config)
+    needed = f"be at most {longest}, the positions that this {config.model_type} has learned"
+    expect(longest is None or tokens <= longest, where, what, needed, tokens, advice.format(longest))

@@ -107,7 +107,7 @@ def test_an_end_token_that_a_tokenizer_adds_is_in_no_prompt(monkeypatch):
     document_scores(model, ended, file, [400])
     assert asked == TOKENIZER(TOKENIZER.decode(asked))["input_ids"]
     lengths, config = [], transformer_config(vocab_size=300, hidden_size=16, num_layers=1, num_heads=2, max_positions=9)
-    monkeypatch.setattr(prompting, "_expect_positions", lambda config, tokens: lengths.append(tokens))
+    monkeypatch.setattr(prompting, "expect_positions", lambda config, tokens, *words: lengths.append(tokens))
     for tokenizer in (TOKENIZER, ended):
         expect_room(config, tokenizer, TEXTS, [1], contexts=1, queries=1)
     assert lengths[: len(lengths) // 2] == lengths[len(lengths) // 2 :] != []
@@ -133,10 +133,10 @@ def test_a_prompt_that_does_not_fit_is_an_error():
     sizes = {"vocab_size": len(TOKENIZER), "hidden_size": 16, "num_layers": 1, "num_heads": 2, "max_positions": 40}
     model = AutoModelForCausalLM.from_config(transformer_config(**sizes)).eval()
     assert request_of(model, TOKENIZER, "one two", " three").continuation == TOKENIZER(" three")["input_ids"]
-    with pytest.raises(TesseraError, match="the prompt must fit the 40 positions .* got 45 tokens. Fewer shots."):
+    with pytest.raises(TesseraError, match="a prompt must be at most 40, the positions .* got 45. Use fewer shots."):
         request_of(model, TOKENIZER, "x" * 40, "y" * 5)
     file = QuestionFile(("a b",), (DocumentQuestion("Why?", ("x",), (0,)),))
-    refused("length must be at most the 40 positions", document_scores, model, TOKENIZER, file, [64])
+    refused("length must be at most 40, the positions", document_scores, model, TOKENIZER, file, [64])
 
 
 SQUAD = {"data": [{"paragraphs": [
@@ -264,7 +264,7 @@ def test_all_models_are_checked_before_the_first_is_asked(folder, capsys, monkey
     monkeypatch.setattr("tessera.models.saving.loading.load_model", lambda *_, **__: pytest.fail("asked"))
     assert main(["prompts", str(folder / "model"), short_model(folder / "short", 100), *options]) == 2
     captured = capsys.readouterr()
-    assert "the 100 positions that this" in captured.err
+    assert "must be at most 100, the positions that this" in captured.err
     assert captured.out == ""
 
 

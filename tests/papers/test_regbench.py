@@ -129,7 +129,8 @@ def record(kernel, seed, accuracy, best=1.0, problems=1000, **changes):
     run = next(r for r in runs if f"seed {seed}" in r.key)
     values = {"accuracy": accuracy, "tvd": 20.0, "last_accuracy": 97.0}
     scores = {name: [value, 0.3, 500] for name, value in values.items()}
-    outcome = {"training": {"best": best, "best_step": 400 + 200 * seed}, "epochs": 4.0, "held_out": scores, "in_distribution": scores}
+    training = {"best": best, "best_step": 400 + 200 * seed}
+    outcome = {"training": training, "epochs": 4.0, "held_out": scores, "in_distribution": scores}
     return Record(replace(run.configuration, num_problems=problems, **changes), outcome, {})
 
 

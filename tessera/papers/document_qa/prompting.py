@@ -18,7 +18,7 @@ from tessera.base.errors import TesseraError, expect
 from tessera.data.encoding import prompt_tokens
 from tessera.data.text_files import text_of_file
 from tessera.generation.sampling import Sampling
-from tessera.models.transformer import context_limit
+from tessera.models.transformer import expect_positions
 from tessera.tasks.task import estimate
 
 _ORDER = "Answer the question based on the given documents. Only give me the answer and do not output any other words."
@@ -146,10 +146,8 @@ def expect_room(
     seed: int = 0,
 ) -> None:
     """Raise `TesseraError` unless a model of `config` can be asked at all these lengths: before any is asked."""
-    longest = context_limit(config)
     for length in lengths:
-        needed = f"be at most the {longest} positions that this {config.model_type} has learned"
-        expect(longest is None or length <= longest, "document_qa", "length", needed, length)
+        expect_positions(config, length, "document_qa", "length")
     for question in _chosen(file, questions, seed):
         shortest = write_prompt(file, question, len(question.golden), Random(f"{seed} {question.question}"))
         tokens = len(prompt_tokens(tokenizer, shortest)) + answer_tokens

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from tessera.base.errors import expect
 from tessera.data.encoding import prompt_tokens
 from tessera.evaluation.continuations import Request, continuation_likelihoods
-from tessera.models.transformer import context_limit
+from tessera.models.transformer import context_limit, expect_positions
 from tessera.papers.many_shot.prompts import DELIMITERS, STRATEGIES, Episode, Example, Template, draw_episode
 from tessera.papers.records import mean_of
 from tessera.tasks.task import Estimate
@@ -85,7 +84,8 @@ def expect_room(
         for episode, query in ((drawn, query) for drawn in episodes for query in drawn.queries):
             prompt = texts.template.prompt(episode.demonstrations, query, strategy.split(", ")[0])
             answer = max(episode.labels, key=lambda label: len(tokenizer(f" {label}\n")["input_ids"]))
-            _expect_positions(config, len(prompt_tokens(tokenizer, f"{prompt} {answer}\n")))
+            tokens = len(prompt_tokens(tokenizer, f"{prompt} {answer}\n"))
+            expect_positions(config, tokens, "many_shot", "the tokens of a prompt", "Use fewer shots.")
 
 
 def _drawn(
@@ -145,11 +145,5 @@ def request_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, promp
     context, tokens = (prompt_tokens(tokenizer, text) for text in (prompt, prompt + answer))
     if tokens[: len(context)] != context or len(tokens) == len(context):  # the tokenizer merges across the border
         tokens = [*context, *tokenizer(answer, add_special_tokens=False)["input_ids"]]
-    _expect_positions(model.config, len(tokens))
+    expect_positions(model.config, len(tokens), "many_shot", "the tokens of a prompt", "Use fewer shots.")
     return Request(context, tokens[len(context) :])
-
-
-def _expect_positions(config: PreTrainedConfig, tokens: int) -> None:
-    longest = context_limit(config)
-    needed = f"fit the {longest} positions that this {config.model_type} has learned"
-    expect(longest is None or tokens <= longest, "many_shot", "the prompt", needed, f"{tokens} tokens", "Fewer shots.")
