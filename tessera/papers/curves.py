@@ -11,8 +11,8 @@ from tessera.tasks.task import Estimate
 # Of matplotlib, which takes half a second to import, and most commands draw nothing.
 Axes: TypeAlias = Any
 Figure: TypeAlias = Any
-MARKERS = "osD^v<>pPX*hdH8"
-COLORS = [*(f"C{index}" for index in range(10)), "black", "gold", "navy", "lime", "magenta"]
+MARKERS = "osD^v<>pPX*hdH8+"
+COLORS = [*(f"C{index}" for index in range(10)), "black", "gold", "navy", "lime", "magenta", "teal"]
 
 
 def styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:

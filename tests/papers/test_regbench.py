@@ -8,8 +8,9 @@ import torch
 
 from tessera.base.dataclass_io import to_json
 from tessera.ops.linear_cross_entropy import IGNORED
+from tessera.papers.curves import styles
 from tessera.papers.experiment import Record, RunContext, RunSelection
-from tessera.papers.regbench.report import EXPERIMENT, longest_trainings, tables
+from tessera.papers.regbench.report import EXPERIMENT, NAMES, longest_trainings, losses_by_block, tables
 from tessera.papers.regbench.run import Batches, loss_by_block, mean_loss, scores_of
 from tessera.papers.regbench.task import RegBench
 from tests.refusals import refused
@@ -149,3 +150,19 @@ def test_rows_say_which_weights_were_tested():
     """The best on problems of new automata: what is learned of the training automata may still have grown."""
     seeds = {str(seed): record("gaussian", seed, 92.0) for seed in (0, 1)}
     assert "| Gaussian | 500 | 400 to 600 | 2 | 92.0 ± 0.0 |" in tables(seeds)["1,000 training problems"]
+
+
+def test_losses_that_are_drawn_together_are_of_equal_trainings():
+    """A model trained on 100 problems would look bad beside one trained on 1,000."""
+    runs = {"few": record("gaussian", 0, 90.0, problems=100), "knn": record("gaussian_knn", 0, 92.0)}
+    runs |= {str(seed): record("gaussian", seed, 92.0) for seed in (0, 1)}
+    curves = {"few": [3.0, 2.0], "knn": [2.0, 1.5], "0": [1.0, 0.5], "1": [2.0, 1.0]}
+    for key, curve in curves.items():
+        runs[key].outcome["held_out_loss_by_block"] = curve
+    losses = {"mosaic gaussian": [1.5, 0.75], "mosaic gaussian_knn": [2.0, 1.5]}
+    assert losses_by_block(runs) == ((1000, 500), losses)
+
+
+def test_models_of_a_figure_look_different():
+    looks = [(look["color"], look["marker"]) for look in styles(NAMES).values()]
+    assert len({color for color, _ in looks}) == len({marker for _, marker in looks}) == len(NAMES)

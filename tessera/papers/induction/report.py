@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from transformers import PreTrainedModel
 
 from tessera.models.sizes import num_parameters
 from tessera.papers.curves import draw_learning, panels
-from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, RunSelection
+from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, seed_by_seed
 from tessera.papers.induction.task import Induction
 from tessera.papers.records import by_model, score
 from tessera.papers.tables import SettingsRows, markdown, settings_of, with_error
@@ -65,6 +66,10 @@ class InductionSettings:
     validation: int = 128
     test: int = 1000
 
+    def run(self, model: str, seed: int) -> Run:
+        """The same for another model and seed."""
+        return Run(f"{model}/seed {seed}", replace(self, model=model, seed=seed), 1.0 + MODELS[model][1])
+
 
 _FIT = FitOptions(
     1500, 3e-3, warmup_ratio=0.05, weight_decay=0.1, betas=(0.9, 0.95), clip=1.0, scalar_learning_rate_scale=10.0,
@@ -76,14 +81,7 @@ BUDGETS = {
     ),
     "cpu": InductionSettings("mosaic-1", 0, 64, 4, Induction(64), 32, _FIT),
 }
-
-
-def plan(selection: RunSelection) -> list[Run]:
-    """Every model, seed by seed."""
-    seeds = range(selection.seeds or SEEDS[selection.budget])
-    names, budget = selection.models or MODELS, BUDGETS[selection.budget]
-    settings = [replace(budget, model=name, seed=seed) for seed in seeds for name in names]
-    return [Run(f"{of_run.model}/seed {of_run.seed}", of_run, 1.0 + MODELS[of_run.model][1]) for of_run in settings]
+plan = partial(seed_by_seed, budgets=BUDGETS, seeds=SEEDS, models=MODELS)
 
 
 def execute(run: Run, context: RunContext) -> dict[str, Any]:

@@ -92,6 +92,15 @@ def longest_trainings(records: Mapping[str, Record]) -> dict[str, dict[int, list
     return dict(longest)
 
 
+def losses_by_block(records: Mapping[str, Record]) -> tuple[tuple[int, int], dict[str, list[float]]]:
+    """Of the number of problems and of steps that most models were trained at: these, and the mean losses of each."""
+    trainings: dict[tuple[int, int], dict[str, list[float]]] = defaultdict(dict)
+    for (name, problems, _), seeds in rows_of(records).items():
+        curves = [curve for record in seeds if (curve := record.outcome.get("held_out_loss_by_block"))]
+        trainings[problems, _steps(seeds)] |= {name: list(map(fmean, zip(*curves)))} if curves else {}
+    return max(trainings.items(), key=lambda training: len(training[1]))
+
+
 def tables(records: Mapping[str, Record]) -> dict[str, str]:
     """One table for each number of training problems, the n-gram baseline, and the setting."""
     rows = rows_of(records)
@@ -156,15 +165,11 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
             axis.minorticks_off()
             if limits:
                 axis.set_ylim(*limits)
-        # Of each model the training on the fewest problems of which the losses are known.
+        (problems, steps), losses = losses_by_block(records)
         for name, style in styles(NAMES).items():
-            by_problems = [seeds for _, seeds in sorted(trainings.get(name, {}).items())]
-            outcomes = [[seed.outcome.get("held_out_loss_by_block") for seed in seeds] for seeds in by_problems]
-            curves = next(filter(None, ([losses for losses in seeds if losses] for seeds in outcomes)), [])
-            if curves:
-                means = [fmean(losses) for losses in zip(*curves)]
-                loss_axis.plot(range(0, LOSS_BLOCK * len(means), LOSS_BLOCK), means, color=style["color"], lw=2)
-        title = "Loss, nats per symbol, of the models trained on the fewest problems"
+            means = losses.get(name, [])
+            loss_axis.plot(range(0, LOSS_BLOCK * len(means), LOSS_BLOCK), means, color=style["color"], lw=2)
+        title = f"Loss, nats per symbol, after {steps:,} steps on {problems:,} problems"
         loss_axis.set(xlabel="tokens read before", title=title)
 
 
