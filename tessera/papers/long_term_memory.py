@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from tessera.papers.document_qa import report as document_qa
-from tessera.papers.document_qa.report import NAMES
 from tessera.papers.many_shot import report as many_shot
 from tessera.papers.records import Curve
 from tessera.papers.results import ResultsFile
@@ -47,7 +46,7 @@ def tables(results: Path, budget: str) -> dict[str, str]:
 def _rows(curves: Iterable[Curve], task: str) -> list[list[str]]:
     """A row for each length: with the long-term memories, without them, and the difference."""
     by_name = {curve.label: curve.points for curve in curves}
-    on, off = (by_name.get(name, {}) for name in (NAMES["mosaic_v2"], document_qa.OFF["mosaic_v2"]))
+    on, off = (by_name.get(name, {}) for name in (document_qa.NAMES["mosaic_v2"], document_qa.OFF["mosaic_v2"]))
     return [
         [task.format(n), percent(on[n]), percent(off[n]), f"{100 * (off[n].mean - on[n].mean):+.1f}"]
         for n in sorted(on.keys() & off.keys())

@@ -61,7 +61,10 @@ SETTINGS: SettingsRows = {
     "tokens seen in training": ("tokens", 80_000 * 512 * 512),
     "peak learning rate": ("recipe.training.learning_rate", None),
     # Long texts are fewer than `sequences` where the validation text ends.
-    "texts of a profile": (lambda records: spread(n for record in records for n in _texts(record)), 5000),
+    "texts of a profile": (
+        lambda records: spread(length["texts"] for record in records for length in record.outcome["lengths"].values()),
+        5000,
+    ),
 }
 LEAST = 1e-5  # smaller weights are drawn there
 
@@ -239,10 +242,6 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
         "Recent peak and leak": markdown(["seed", "head", "leak rate λ", "width of the recent peak, tokens"], peaks),
         "Settings": settings_of(records.values(), SETTINGS),
     }
-
-
-def _texts(record: Record) -> list[int]:
-    return [measured["texts"] for measured in record.outcome["lengths"].values()]
 
 
 def plot(records: Mapping[str, Record], path: Path) -> None:
