@@ -244,7 +244,16 @@ def bytes_of_tested_texts(stored: dict[str, Any]) -> None:
                     outcome["bits_per_byte"][text][reading] = scaled
 
 
+def drop_bits_per_byte(stored: dict[str, Any]) -> None:
+    """Language models have their loss in nats per token; their bits were by the bytes of whole texts, and in no table."""
+    if stored.get("header", {}).get("experiment") not in ("language_modeling", "out_of_distribution"):
+        return
+    for run in stored["runs"].values():
+        run["outcome"].pop("bits_per_byte", None)
+
+
 RULES = (
+    drop_bits_per_byte,
     bytes_of_tested_texts,
     halve_distances,
     rename_fields,

@@ -292,7 +292,6 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
         "validation": [[line["step"] * per_step, round(line["validation_loss"], 4)] for line in validations],
         "tokens_per_second": [line["tokens_per_second"] for line in lines if line.get("tokens_per_second")][-1],
         "loss": measured["loss"],
-        "bits_per_byte": measured["bits_per_byte"],
         "validation_tokens": measured["tokens"],
         "loss_by_position": measured["loss_by_position"],
     }

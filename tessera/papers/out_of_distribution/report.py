@@ -69,7 +69,7 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
     context.report(1.0, f"reading {settings.text}")
     text = EvaluationText(text_source(run.data.get(settings.text, settings.text)), context=settings.trained.context)
     measured = language.evaluated(folder, text, settings.sequences, context)
-    return {name: measured[name] for name in ("loss", "bits_per_byte", "tokens", "sequences", "loss_by_position")}
+    return {name: measured[name] for name in ("loss", "tokens", "sequences", "loss_by_position")}
 
 
 def by_text(records: Mapping[str, Record]) -> dict[str, dict[Row, list[Record]]]:
