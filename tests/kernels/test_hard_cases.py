@@ -1,11 +1,18 @@
-"""One pair, none, equal keys, huge and tiny scores, half precision, ties, empty windows."""
+"""Equal keys, huge and tiny scores, ties, absent entries, NaN; bandwidths and support sizes that inspection shows."""
 
 import pytest
 import torch
+from torch.nn.functional import normalize
 
 from tessera.kernels import (
+    Biweight,
+    Epanechnikov,
+    Gaussian,
     NearestNeighbours,
     NormalizedReLU,
+    RectifiedPolynomial,
+    ReLUmax,
+    Triweight,
     entmax,
     knn_softmax,
     knn_uniform,
@@ -13,7 +20,6 @@ from tessera.kernels import (
     relumax,
     sparsemax,
 )
-from tessera.testing.kernels import example
 from tests.kernels.contract import all_kernels, identifier
 
 KERNEL = pytest.mark.parametrize("kernel", all_kernels(), ids=identifier)
@@ -51,46 +57,23 @@ def test_huge_and_tiny_scores_in_float32(kernel, scale):
     assert bool(scores.grad.isfinite().all())
 
 
-@KERNEL
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_computed_in_float32(kernel, dtype):
-    scores, visible = example()
-    scores = scores.to(dtype).requires_grad_()
-    weights = kernel.weights(scores, visible)
-    weights.backward(torch.ones_like(weights))
-    assert weights.dtype == scores.grad.dtype == dtype
-    exact = kernel.weights(scores.detach().double(), visible)
-    # Half of one spacing at the top of the binade: the result is rounded once.
-    spacing = torch.finfo(dtype).eps
-    torch.testing.assert_close(weights.double(), exact, rtol=spacing, atol=spacing * 1e-2)
-
-
 @FUNCTION
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_functions_take_any_dtype_and_dimension_and_absent_entries(function, dtype):
-    scores = torch.randn(4, 5, 3, dtype=torch.float64).to(dtype)
-    scores[1, 2:] = -torch.inf
-    scores[2] = -torch.inf
+def test_functions_take_any_dtype_and_dimension_absent_entries_and_nan(function, dtype):
+    scores = torch.randn(5, 5, 3, dtype=torch.float64).to(dtype)
+    scores[1, 2:] = scores[2] = scores[4, 0, 0] = -torch.inf
+    scores[4, 4, :2] = torch.nan  # beside an absent entry, and alone
     along_middle = function(scores, dim=1)
     assert along_middle.dtype == dtype
-    assert torch.equal(along_middle, function(scores.transpose(1, 2)).transpose(1, 2))
+    across = function(scores.transpose(1, 2)).transpose(1, 2)
+    torch.testing.assert_close(along_middle, across, rtol=0, atol=0, equal_nan=True)
     assert bool((along_middle[1, 2:] == 0).all())
     assert bool((along_middle[2] == 0).all())
+    assert bool(along_middle[4, 1:, :2].isnan().all())
     total = along_middle.double().sum(1)
-    torch.testing.assert_close(total[[0, 1, 3]], torch.ones(3, 3).double(), rtol=0, atol=4 * torch.finfo(dtype).eps)
-
-
-@FUNCTION
-def test_a_nan_makes_its_row_nan(function):
-    scores = torch.randn(3, 7, 2)
-    expected = function(scores, dim=1)
-    scores[1, 4, 0] = torch.nan
-    weights = function(scores, dim=1)
-    assert bool(weights[1, :, 0].isnan().all())
-    assert torch.equal(weights[[0, 2]], expected[[0, 2]])
-    assert torch.equal(weights[1, :, 1], expected[1, :, 1])
-    scores[1, 0, 0] = -torch.inf  # an absent pair beside it
-    assert bool(function(scores, dim=1)[1, 1:, 0].isnan().all())
+    assert torch.equal(total.isnan(), torch.isnan(scores).any(1))
+    expected = torch.ones(3, 3).double()
+    torch.testing.assert_close(total[[0, 1, 3]], expected, rtol=0, atol=4 * torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("base", ["gaussian", "uniform"])
@@ -102,16 +85,6 @@ def test_ties_at_the_last_place_go_to_the_most_recent(base):
         [False, False, True, True, True],
         [False, False, True, True, True],
     ]
-
-
-def test_fewer_pairs_than_k_are_all_neighbours():
-    scores = torch.randn(3, 6)
-    visible = torch.tensor([True, False, True, False, False, True])
-    assert torch.equal(knn_uniform(scores, 9), torch.full((3, 6), 1 / 6))
-    uniform = NearestNeighbours("uniform", 4).weights(scores, visible)
-    torch.testing.assert_close(uniform, visible.expand(3, 6) / 3)
-    gaussian = NearestNeighbours("gaussian", 4).weights(scores, visible)
-    torch.testing.assert_close(gaussian, torch.softmax(scores.masked_fill(~visible, -torch.inf), -1))
 
 
 def test_normalized_relu_without_support_is_uniform_over_visible_pairs():
@@ -146,3 +119,36 @@ def test_a_large_row_keeps_float32_accuracy():
     row = torch.randn(3, 20_000)
     for alpha in (4 / 3, 1.5, 2.0):
         torch.testing.assert_close(entmax(row, alpha).double(), entmax(row.double(), alpha), rtol=0, atol=1e-6)
+
+
+BETA = torch.tensor(6.0, dtype=torch.float64)
+COMPACT = [Epanechnikov(), Biweight(), Triweight(), RectifiedPolynomial(1.5), ReLUmax(), ReLUmax(0.4)]
+
+
+@pytest.fixture
+def distances_and_similarities():
+    generator = torch.Generator().manual_seed(3)
+    keys = normalize(torch.randn(300, 5, generator=generator, dtype=torch.float64), dim=-1)
+    queries = normalize(torch.randn(20, 5, generator=generator, dtype=torch.float64), dim=-1)
+    return torch.cdist(queries, keys), queries @ keys.T
+
+
+@pytest.mark.parametrize("kernel", [*COMPACT, NearestNeighbours("uniform", 9)], ids=identifier)
+def test_bandwidth_is_the_radius_of_the_support(kernel, distances_and_similarities):
+    distances, similarities = distances_and_similarities
+    h = kernel.bandwidth(BETA * similarities, BETA)
+    inside = distances <= h[:, None] * (1 + 1e-9)
+    assert torch.equal(inside, kernel.weights(BETA * similarities) > 0)
+    assert torch.equal(inside.sum(-1), kernel.support_size(BETA * similarities))
+
+
+def test_bandwidth_of_the_fixed_kernels_is_the_given_one(distances_and_similarities):
+    distances, similarities = distances_and_similarities
+    for kernel in (Gaussian(), NormalizedReLU()):
+        slope, intercept = kernel.affine(BETA)
+        scores = slope * similarities + (0 if intercept is None else intercept)
+        torch.testing.assert_close(kernel.bandwidth(scores, BETA), BETA.rsqrt().expand(20))
+    support = (distances < BETA.rsqrt()).sum(-1)
+    some = support > 0
+    assert bool(some.any())
+    assert torch.equal(kernel.support_size(scores)[some], support[some])
