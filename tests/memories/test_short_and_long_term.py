@@ -1,12 +1,17 @@
-"""Short- and long-term memories: their windows, for one delay and for one per sequence, and their states."""
+"""Short- and long-term memories: windows, one delay and one per sequence, states; and the borders of documents."""
+
+from functools import partial
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from tessera.kernels import kernel_from_config
+from tessera.memories import pair_memory
+from tessera.memories.documents import continued_documents, stored_documents
 from tessera.memories.short_and_long_term import LongTermMemory, ShortTermMemory
-from tessera.ops.kernel_regression import Window
-from tests.memories.whole_mask import expect_the_whole_mask
+from tessera.ops.kernel_regression import Call, Window, reference
 from tests.refusals import refused
 from tests.tolerances import REORDERED_FLOAT64
 
@@ -76,3 +81,38 @@ def test_the_state_of_a_short_window_stops_growing():
 
 def test_a_window_without_room_is_refused():
     refused("ShortTermMemory: span must be at least 2", memory, ShortTermMemory, 1)
+
+
+def by_the_whole_mask(query, key, value, *, window, expected_window, **arguments):
+    """The reference over all pairs, told nothing of trimming; the window must be the expected one."""
+    assert window.span == expected_window.span
+    assert torch.equal(torch.as_tensor(window.delay), torch.as_tensor(expected_window.delay))
+    return reference.run(Call(query, key, value, window=window, **arguments))
+
+
+def expect_the_whole_mask(recall, leaves, window):
+    """`recall()` and its gradients by `leaves` are those of the reference over all pairs under `window`."""
+    with patch.object(pair_memory, "kernel_regression", partial(by_the_whole_mask, expected_window=window)):
+        expected = results(recall, leaves)
+    for ours, theirs in zip(results(recall, leaves), expected):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=REORDERED_FLOAT64)
+
+
+def results(recall, leaves):
+    """The output and its gradients, zero where there is none."""
+    y = recall()
+    probe = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(4))
+    gradients = torch.autograd.grad((y * probe).sum(), leaves, allow_unused=True)
+    return [y, *(torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, gradients))]
+
+
+def test_a_pair_whose_next_step_is_another_document_is_not_stored():
+    # Document 0 comes back: the pair at its first border must not be seen from there.
+    steps = torch.tensor([[0, 0, 1, 1, 0], [-1, -1, 2, 2, 2]])
+    assert stored_documents(steps).tolist() == [[0, -1, 1, -1], [-1, -1, 2, 2]]
+
+
+def test_steps_without_documents_continue_the_last_one():
+    state = SimpleNamespace(carry=None, document=torch.tensor([[4], [5]]))
+    assert continued_documents(torch.zeros(2, 3, 1), state, None).tolist() == [[4, 4, 4], [5, 5, 5]]
+    assert continued_documents(torch.zeros(2, 3, 1), None, None) is None
