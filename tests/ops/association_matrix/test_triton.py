@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from tessera.base.errors import TesseraError
 from tessera.ops.association_matrix import read_association, write_association
+from tests.refusals import refused
+from tests.tolerances import assert_within
 
 
 def tensors(dtype, device, held=None, batch=2, features=40, width=20, pairs=5, queries=9):
@@ -54,8 +55,7 @@ def test_equal_to_the_reference(triton_device, dtype, relative, options, correct
         both(backend, kind, triton_device, correction=correction, **options)
         for backend, kind in (("triton", dtype), ("reference", torch.float64))
     )
-    for left, right in zip(actual, expected):
-        assert (left.double() - right).abs().max().item() <= relative * max(1.0, right.abs().max().item())
+    assert_within(actual, expected, relative)
 
 
 def test_a_memory_wider_than_what_meets_it(triton_device):
@@ -64,23 +64,17 @@ def test_a_memory_wider_than_what_meets_it(triton_device):
     expected = both("reference", torch.float64, triton_device)
     lower, wide = torch.bfloat16, torch.float32
     assert [x.dtype for x in actual] == [lower, wide, wide, wide, wide, lower, lower, lower, lower]
-    for left, right in zip(actual, expected):
-        assert (left.double() - right).abs().max().item() <= 4e-2 * max(1.0, right.abs().max().item())
+    assert_within(actual, expected, 4e-2)
 
 
-def test_a_memory_of_two_dtypes_is_refused(triton_device):
+def test_a_memory_of_two_dtypes_and_sequential_writing_are_refused(triton_device):
     inputs = tensors(torch.float32, triton_device)
-    with pytest.raises(TesseraError, match="the memory of this or float32; got torch.bfloat16, torch.float32"):
-        read_association(inputs["matrix"], inputs["normaliser"].bfloat16(), inputs["query"], backend="triton")
-
-
-def test_sequential_writing_is_refused(triton_device):
-    inputs = tensors(torch.float32, triton_device)
-    inputs.pop("query")
-    with pytest.raises(TesseraError, match="a sequential writing has nothing to do at once"):
-        write_association(
-            **inputs, empty=torch.zeros(2, dtype=torch.bool, device=triton_device), order="sequential", backend="triton"
-        )
+    query, options = inputs.pop("query"), {"order": "sequential", "backend": "triton"}
+    memory = (inputs["matrix"], inputs["normaliser"].bfloat16())
+    message = "the memory of this or float32; got torch.bfloat16, torch.float32"
+    refused(message, read_association, *memory, query, backend="triton")
+    options["empty"] = torch.zeros(2, dtype=torch.bool, device=triton_device)
+    refused("a sequential writing has nothing to do at once", write_association, **inputs, **options)
 
 
 def test_the_mapped_dimension_may_stand_anywhere(triton_device):
