@@ -1,4 +1,4 @@
-"""A second derivative is right or refused: a backward pass of one's own must not take part of itself for a constant."""
+"""A second derivative is right or refused: no backward pass takes part of itself for a constant, also compiled."""
 
 import os
 
@@ -16,6 +16,7 @@ from tessera.ops.linear_cross_entropy import linear_cross_entropy
 from tessera.ops.linear_recurrence import linear_recurrence
 from tessera.ops.selective_scan import selective_scan
 from tessera.ops.unit_norm import unit_norm
+from tests.covering import some
 from tests.kernels.contract import all_kernels, identifier
 from tests.models.contract import CASES, tokens
 from tests.refusals import refused
@@ -145,3 +146,25 @@ def test_models(name):
         return model(inputs_embeds=embedded).logits.log_softmax(-1)
 
     second_derivative_is_right_or_refused(function, [model.get_input_embeddings()(ids)], rtol=1e-3)
+
+
+COMPILED = ("unit_norm", "linear_cross_entropy", "linear_recurrence", "gated_average", "selective_scan")
+
+
+@pytest.mark.grid  # compiles
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # the compiler's own
+@some(
+    ("name", "dtype"),
+    [(name, dtype) for name in COMPILED for dtype in (torch.float32, torch.float64)],
+    # Conversions to the same type are the danger.
+    by_default=[("linear_cross_entropy", torch.float32), ("linear_recurrence", torch.float32)],
+)
+def test_compiled_operations_have_the_gradients_that_they_have_alone(name, dtype):
+    """PyTorch 2.11 can lose them without a word."""
+    torch._dynamo.reset()
+    operation, shapes = OPERATIONS[name]
+    leaves = [leaf.requires_grad_() for leaf in drawn(*shapes, dtype=dtype)]
+    results = [run(*leaves) for run in (operation, torch.compile(operation, backend="aot_eager", fullgraph=True))]
+    alone, compiled = (torch.autograd.grad(result.pow(3).sum(), leaves) for result in results)
+    torch.testing.assert_close(compiled, alone)
+    assert all(bool(gradient.any()) for gradient in alone)

@@ -22,14 +22,11 @@ WINDOWS = {
 }
 
 
-def results(backend, dtype, steps, window, documents=None, beta=8.0, num_pairs=None):
+def results(backend, dtype, steps, window, documents=None):
     torch.manual_seed(steps)
-    num_pairs = num_pairs or steps
-    query, key = (unit_norm(torch.randn(B, H, n, K)).bfloat16().to(dtype).requires_grad_() for n in (steps, num_pairs))
-    value = torch.randn(B, H, num_pairs, K).bfloat16().to(dtype).requires_grad_()
-    slope = torch.full(
-        (H, 1), beta, dtype=torch.float64 if dtype == torch.float64 else torch.float32, requires_grad=True
-    )
+    query, key = (unit_norm(torch.randn(B, H, steps, K)).bfloat16().to(dtype).requires_grad_() for _ in range(2))
+    value = torch.randn(B, H, steps, K).bfloat16().to(dtype).requires_grad_()
+    slope = torch.full((H, 1), 8.0, dtype=torch.promote_types(dtype, torch.float32), requires_grad=True)
     packing = {} if documents is None else {"query_documents": documents, "pair_documents": documents}
     output = kernel_regression(
         query, key, value, kernel=Gaussian(), slope=slope, window=window, backend=backend, **packing
@@ -45,12 +42,17 @@ def expect_close(actual, expected):
         assert (a.double() - b).abs().max() <= bound
 
 
-@pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("steps", [2, 63, 130])
-def test_agrees_with_float64(window, steps):
+DOCUMENTS = torch.tensor([[0] * 40 + [1] * 50, [-1] * 10 + [0] * 80])
+
+
+@pytest.mark.parametrize(
+    ("window", "steps", "documents"),
+    [*((window, steps, None) for window in WINDOWS for steps in (2, 63, 130)), ("past", 90, DOCUMENTS)],
+)
+def test_agrees_with_float64(window, steps, documents):
     expect_close(
-        results("cpu_bfloat16", torch.bfloat16, steps, WINDOWS[window]),
-        results("reference", torch.float64, steps, WINDOWS[window]),
+        results("cpu_bfloat16", torch.bfloat16, steps, WINDOWS[window], documents),
+        results("reference", torch.float64, steps, WINDOWS[window], documents),
     )
 
 
@@ -76,14 +78,6 @@ def test_all_weights_of_a_call_are_kept_or_none(monkeypatch):
     for limit, number in ((weights, blocks), (weights - 1, 0), (0, 0)):
         monkeypatch.setattr(cpu_bfloat16, "KEPT_BYTES", limit)
         assert saved() == inputs_and_output + number
-
-
-def test_documents():
-    documents = torch.tensor([[0] * 40 + [1] * 50, [-1] * 10 + [0] * 80])
-    expect_close(
-        results("cpu_bfloat16", torch.bfloat16, 90, Window(), documents),
-        results("reference", torch.float64, 90, Window(), documents),
-    )
 
 
 def test_slots_shared_by_all_sequences_get_their_gradients_summed():

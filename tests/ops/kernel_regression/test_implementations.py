@@ -175,26 +175,6 @@ def test_only_statistics_are_kept_for_the_backward_pass():
     assert sum(saved) <= heads * length * (3 * width + 1 + 3)
 
 
-@pytest.mark.parametrize(
-    ("backend", "kernel", "documents"), [("chunked", Triweight(), True), ("fused", Gaussian(), False)]
-)
-def test_a_batch_equals_its_sequences(backend, kernel, documents):
-    case = Case(70, window=Window(delay=torch.tensor([1, 20])), documents=documents)
-    together = regress(case, kernel, backend)[0]
-    for b in range(2):
-        one = slice(b, b + 1)
-        tensors, masks = case.tensors(), case.masks() | {"window": Window(case.window.delay[one])}
-        masks |= {name: masks[name][one] for name in ("query_documents", "pair_documents") if documents}
-        alone = kernel_regression(
-            *(tensors[name][one] for name in ("query", "key", "value")),
-            kernel=kernel,
-            slope=tensors["beta"],
-            backend=backend,
-            **masks,
-        )
-        torch.testing.assert_close(alone, together[one], rtol=0, atol=REORDERED_FLOAT64)
-
-
 def test_the_cost_of_a_span_is_linear_in_the_length():
     query = torch.zeros(1, 1, 40 * QUERIES, 1)
     call = Call(query, query, query, Gaussian(), torch.ones(()), window=Window(span=100))

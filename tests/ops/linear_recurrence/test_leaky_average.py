@@ -64,14 +64,6 @@ def test_mistakes_are_explained(steps):
     refused(message, leaky_average, x, decay, documents=documents)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_one_step_is_what_the_reference_does(dtype):
-    x, decay = torch.randn(B, H, 1, K, dtype=dtype), torch.tensor([0.1, 0.9, 1.0], dtype=torch.float64)
-    for state in (None, torch.randn(B, H, K, dtype=dtype)):
-        one, expected = leaky_average(x, decay, state), leaky_average(x, decay, state, backend="reference")
-        torch.testing.assert_close(one, expected)
-
-
 @pytest.mark.parametrize("name", BACKENDS)
 def test_an_empty_batch(name):
     if name == "triton":
