@@ -1,11 +1,17 @@
-"""Recipes are read exactly, and everything wrong with one is said at once."""
+"""Recipes are found, read exactly, and described; everything wrong with one is said at once."""
+
+from dataclasses import fields
 
 import pytest
 import yaml
 
+from tessera.base.dataclass_io import MEANING
 from tessera.base.errors import TesseraError
-from tessera.recipes.recipe import read_recipe, recipe_to_dict
-from tessera.recipes.sections import Recipe
+from tessera.data.tokenizers import TokenizerSpec
+from tessera.models.registry import strict_configs
+from tessera.recipes.recipe import read_recipe, recipe_help, recipe_to_dict
+from tessera.recipes.recipe_files import SHIPPED, find_recipe
+from tessera.recipes.sections import DataSection, Recipe, TrainingSection
 from tests.refusals import refused
 
 ARMT = {"type": "armt", "base": {"type": "transformer", "hidden_size": 8, "num_heads": 2}}
@@ -183,3 +189,44 @@ def test_a_recipe_may_extend_another(recipe, tmp_path):
 def test_a_base_that_cannot_be(recipe, tmp_path, content, message):
     (tmp_path / "circle.yaml").write_text("extends: r")
     refused(message, recipe, content)
+
+
+@pytest.mark.parametrize("name", ["tiny", "recipes/tiny.yaml"])
+def test_a_shipped_recipe_is_found_from_anywhere_behind_one_of_its_name_here(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_recipe(name) == SHIPPED / "tiny.yaml"
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "tiny.yaml").touch()
+    assert find_recipe(name).resolve() == tmp_path / "recipes" / "tiny.yaml"
+
+
+@pytest.mark.parametrize(
+    "name", ["mine/tiny.yaml", "recipes/mine/tiny.yaml", "tiny.yaml", "recipes/tiny.yml", "recipes"]
+)
+def test_another_path_never_becomes_a_shipped_recipe(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused("no such file", find_recipe, name)
+
+
+def test_a_misspelt_name_is_guessed():
+    refused(r"recipe tinny: no such file. Did you mean 'tiny'\?", find_recipe, "tinny")
+
+
+def test_the_help_names_every_key_with_type_default_and_meaning():
+    text = recipe_help()
+    for prefix, section in (("data.", DataSection), ("tokenizer.", TokenizerSpec), ("training.", TrainingSection)):
+        for item in fields(section):
+            assert f"  {prefix}{item.name}: " in text
+            assert len(item.metadata.get(MEANING, "")) > 5, item.name
+            assert item.metadata[MEANING][:20] in text
+    assert all(len(item.metadata.get(MEANING, "")) > 5 for item in fields(Recipe))
+    assert "  training.betas: a list of 2 values; default [0.9, 0.95]" in text
+    assert "  training.compile: true or false; default false" in text
+    assert "  seed: an integer; default 0" in text
+    for config in strict_configs():
+        assert f"model: {{type: {config.model_type}, ...}}" in text
+    assert "  model.num_persistent_slots: an integer; default 2688" in text
+    assert "  extends: text; default none\n" in text
+    assert text.count("  model.base: a mapping or text; required\n") == 3  # ARMT, RMT, PRMT
+    assert "base_config: " not in text.replace("        base_config: ", "")
+    assert all(f" {positions} " in text for positions in ("absolute", "rope", "alibi"))
