@@ -1,5 +1,6 @@
-"""The commands of README and docs exist with the options that they are given; made short, they all run."""
+"""The commands of README and docs exist with the options that they are given, and what they name; short, they run."""
 
+import importlib.util
 import os
 import re
 import shlex
@@ -8,8 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tessera.cli.main import _parse, main
+from tessera.cli.main import _parse, main, make_parser
+from tessera.models import MODELS
 from tessera.papers.babilong.own_questions import EXAMPLE
+from tessera.papers.experiment import EXPERIMENTS
+from tessera.recipes.recipe import read_recipe
+from tessera.recipes.recipe_files import find_recipe
+from tessera.tools.sweep import grid
 from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
 
 ROOT = Path(__file__).parents[2]
@@ -110,3 +116,37 @@ def test_every_command_runs(page, capsys):
 def test_every_exemption_is_of_a_command():
     everything = "\n".join(" ".join(words) for page in PAGES for words in commands(page))
     assert not [pattern for pattern in NOT_RUN if not re.search(pattern, everything)]
+
+
+PAPERS = (ROOT / "docs" / "papers.md").read_text()
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in PAPERS.splitlines()
+    if line.startswith("| ") and not line.startswith("| in the paper")
+]
+OF_PAPERS = sorted(
+    {command for row in ROWS for cell in row for command in re.findall(r"`((?:tessera|python) [^`]+)`", cell)}
+)
+
+
+@pytest.mark.parametrize("command", OF_PAPERS)
+def test_the_commands_of_the_page_of_papers_name_what_there_is(command):
+    program, *arguments = shlex.split(command)
+    if program == "python":
+        if arguments[0] == "-m":
+            assert importlib.util.find_spec(arguments[1]) is not None
+        else:
+            assert (ROOT / arguments[0]).is_file()
+        return
+    parsed = make_parser().parse_args(arguments)
+    if parsed.verb == "train":
+        overrides = [override for override in parsed.overrides if not override.startswith("model.base=runs/")]
+        assert read_recipe(parsed.recipe, overrides)
+    elif parsed.verb == "sweep":
+        assert all(read_recipe(parsed.recipe, point.overrides) for point in grid(parsed.overrides))
+    elif parsed.verb == "info":
+        assert parsed.what in MODELS or find_recipe(parsed.what)
+    elif parsed.verb == "reproduce":
+        assert parsed.experiment in EXPERIMENTS
+    elif parsed.verb in ("eval", "generate", "inspect"):  # the folders that `train` makes
+        assert all(find_recipe(Path(model).name) for model in parsed.models)

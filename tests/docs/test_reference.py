@@ -1,4 +1,4 @@
-"""Every public object has its place in the reference."""
+"""Every public object has its place in the reference, and every family of golden files in their README."""
 
 import importlib
 import pkgutil
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import tessera
+from tests.golden_files import FOLDER
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 DIRECTIVE = re.compile(r"^\.\. auto(\w+):: (\S+)((?:\n   :.*)*)", re.MULTILINE)
@@ -53,3 +54,13 @@ def test_the_public_names_of_every_package_are_in_the_reference(package):
 def test_the_readme_of_every_operation_is_a_page():
     beside = {path.parent.name for path in Path(tessera.__file__).parent.glob("ops/*/README.md")}
     assert {path.stem for path in (REFERENCE.parent / "derivations").glob("*.md")} == beside
+
+
+ROWS = [line for line in (FOLDER / "README.md").read_text().splitlines() if re.match(r"\| `[A-Z]_", line)]
+
+
+def test_every_family_has_a_row_and_its_tests_exist():
+    assert [row.split("`")[1] for row in ROWS] == sorted(path.name for path in FOLDER.iterdir() if path.is_dir())
+    files = [name for row in ROWS for name in re.findall(r"`([a-z_/]+/test_\w+\.py)`", row)]
+    assert files
+    assert all((FOLDER.parent / name).is_file() for name in files)

@@ -20,18 +20,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-b",
-        "html",
-        "-q",
-        "-W",
-        "--keep-going",
-        str(ROOT / "docs"),
-        str(folder),
-    ]
+    command = [sys.executable, *"-m sphinx -b html -q -W --keep-going".split(), str(ROOT / "docs"), str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     finished = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
