@@ -1,4 +1,4 @@
-"""What `make test` leaves out is run by continuous integration, but for the slow tests and those of a GPU."""
+"""What the project says in two places is the same, and what `make test` leaves out is run elsewhere."""
 
 import re
 import shlex
@@ -7,9 +7,31 @@ import tomllib
 from itertools import pairwise
 from pathlib import Path
 
+import yaml
 from _pytest.mark.expression import Expression
 
 ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def test_every_requirement_is_pinned():
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    pinned = {_normal(name): pin for name, pin in pins.items()}
+    extras = PROJECT["optional-dependencies"].values()
+    requirements = [*PROJECT["dependencies"], *(line for extra in extras for line in extra)]
+    names = {_normal(re.match(r"[\w.-]+", line)[0]) for line in requirements} - {"tessera"}
+    assert names - set(pinned) == set()
+
+
+def test_the_citation_has_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == PROJECT["version"]
+
+
+def _normal(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 PYTEST = "python -m pytest "
 
 
