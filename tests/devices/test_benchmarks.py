@@ -1,4 +1,4 @@
-"""What `benchmarks.traffic` counts."""
+"""What `benchmarks` counts and times is what it says: bytes, and decoded tokens behind a state."""
 
 import pytest
 import torch
