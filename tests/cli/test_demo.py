@@ -6,6 +6,9 @@ import pytest
 
 from tessera.base.errors import TrainingInterrupted
 from tessera.papers.passwords.demo import QUESTIONS
+from tessera.tools import language_demo
+from tessera.tools.language_demo import table
+from tessera.training.model_card import RunSummary
 from tessera.training.run import train
 
 STAGE = (
@@ -33,18 +36,12 @@ def test_the_demo_made_small_leaves_what_it_promises(tessera, done, tmp_path):
     for name in ("looked.png", "answers.html", "books.memory"):
         assert (output / name).stat().st_size > 1000, name
     question = results["answers"][0]["person"]
-    arguments = [
-        "ask",
-        output / "reader",
-        f"What is the password of the {question}?",
-        "--memory",
-        output / "books.memory",
-    ]
+    asked = f"What is the password of the {question}?"
     assert tessera("eval", output / "reader", "--examples", 4, "--output", tmp_path / "rows.jsonl")[0] == 0
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert len(rows) == 4
     assert all("What is the password of the" in row["prompt"] for row in rows)
-    said, _ = done(*arguments)
+    said, _ = done("ask", output / "reader", asked, "--memory", output / "books.memory")
     answer = results["answers"][0]["answer"]
     assert answer in said
     text = (output / "answers.html").read_text()
@@ -98,15 +95,82 @@ def test_a_stopped_training_goes_on(tessera, tmp_path, monkeypatch):
     assert [options["resume"] for options in began] == [False, True, False, False]
 
 
-def test_options_of_the_other_demo_are_refused(tessera, tmp_path):
-    with_both = "come with `tessera demo"
-    refusals = {
-        ("language", "--seed", 1): with_both,
-        ("books", "--minutes", 1): with_both,
-        ("--prompt", "A"): with_both,
-    }
-    for arguments, message in {**refusals, ("novels",): "must be books or language; got novels"}.items():
-        status, _, err = tessera("demo", *arguments, "--output", tmp_path / "demo")
-        assert (status, len(err.strip().splitlines())) == (2, 1)
-        assert message in err
+def test_options_of_the_other_demo_are_refused(refused, tmp_path):
+    for arguments in (("language", "--seed", 1), ("books", "--minutes", 1), ("--prompt", "A")):
+        refused("come with `tessera demo", "demo", *arguments, "--output", tmp_path / "demo")
+    refused("must be books or language; got novels", "demo", "novels", "--output", tmp_path / "demo")
     assert not (tmp_path / "demo").exists()
+
+
+SMALL_LANGUAGE = (
+    "model.hidden_size=16",
+    "model.num_layers=1",
+    "model.num_heads=2",
+    "data.context=32",
+    "tokenizer.vocab_size=300",
+    "training.batch_size=2",
+    "training.evaluate_sequences=2",
+    "training.precision=fp32",
+)
+SCHEDULE = ("training.steps=6", "training.warmup_steps=1", "training.evaluate_every=3", "training.checkpoint_every=3")
+
+
+@pytest.fixture(scope="module")
+def small_stories(tmp_path_factory):
+    path = tmp_path_factory.mktemp("stories") / "text.txt"
+    path.write_text("Once upon a time there was a king who had three daughters. " * 60)
+    return f"data.source={path}"
+
+
+@pytest.mark.grid
+def test_the_demo_leaves_both_runs_and_their_comparison(done, tmp_path, small_stories, monkeypatch):
+    monkeypatch.setattr(language_demo, "STREAM_TOKENS", 20)
+    output = tmp_path / "demo"
+    arguments = [
+        "demo",
+        "language",
+        *SMALL_LANGUAGE,
+        *SCHEDULE,
+        small_stories,
+        "--output",
+        output,
+        "--prompt",
+        "A king",
+    ]
+    out, _ = done(*arguments)
+    for run in ("mosaic", "transformer"):
+        for name in ("config.json", "model.safetensors", "metrics.jsonl", "recipe.yaml", "checkpoints/checkpoint-6"):
+            assert (output / run / name).exists(), name
+    assert (output / "loss.png").stat().st_size > 10_000
+    samples = (output / "samples.txt").read_text()
+    assert samples.count("A king") == 6
+    results = json.loads((output / "demo.json").read_text())
+    rows = [line for line in out.splitlines() if line.startswith(("Memory Mosaic  ", "transformer, RoPE  "))]
+    assert results["provenance"]["versions"]["torch"]
+    for row, result in zip(rows, results["models"].values(), strict=True):
+        assert f"{result['parameters']:,}" in row
+        assert f"{result['validation_loss']:.4f}" in row
+    assert len(rows) == 2
+    assert out.rstrip().splitlines()[-1] != ""
+    assert out.index("Memory Mosaic:") > out.index(rows[-1])
+    assert not (output / "trial").exists()
+    # A second demo replaces the first; on a slow machine it trains fewer steps.
+    monkeypatch.setattr(language_demo, "seconds_per_step", lambda recipe, arguments: 3.0)
+    steps = ("training.steps=400", "training.warmup_steps=40")
+    out, _ = done("demo", "language", *SMALL_LANGUAGE, *steps, small_stories, "--output", output, "--minutes", 1)
+    assert "400 steps of both would take 40.3 minutes here: training 6 of them" in out
+    lines = (output / "mosaic" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["step"] == 6
+    assert json.loads((output / "demo.json").read_text())["models"] != results["models"]
+
+
+def test_a_prompt_that_fills_the_context_is_said_before_training(refused, tmp_path, small_stories):
+    arguments = ["demo", "language", *SMALL_LANGUAGE, *SCHEDULE, small_stories, "--output", tmp_path / "demo"]
+    refused("--prompt must hold 1 to 31 tokens (data.context - 1); got ", *arguments, "--prompt", "king " * 40)
+    assert not (tmp_path / "demo" / "mosaic").exists()
+
+
+def test_the_table_lines_up():
+    summary = RunSummary("x", "x", 4_200_000, 10, 10, 0, 3.21, 1.2, None)
+    lines = table({"Memory Mosaic": summary, "transformer": summary}).splitlines()
+    assert len({len(line) for line in lines}) == 1
