@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -30,7 +31,7 @@ def transformer(run_folder, tmp_path_factory):
     return folder
 
 
-def test_the_text_that_is_named_is_the_text_that_is_read(tessera, done, run_folder, corpus, tmp_path):
+def test_the_text_that_is_named_is_the_text_that_is_read(tessera, done, refused, run_folder, corpus, tmp_path):
     other = tmp_path / "other.txt"
     other.write_text("A prince went into the dark wood and met a fox. " * 20)
     report = json.loads(tessera("eval", run_folder, "--json")[1])
@@ -42,19 +43,13 @@ def test_the_text_that_is_named_is_the_text_that_is_read(tessera, done, run_fold
     report = json.loads(tessera("eval", run_folder, "--json", "--data", other)[1])
     assert (report["data"], report["part"]) == (str(other), "all of it")
     recipe = (run_folder / "recipe.yaml").read_text()
-    (tmp_path / "run").mkdir()
-    for file in run_folder.iterdir():
-        if file.is_file():
-            (tmp_path / "run" / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(run_folder, tmp_path / "run")
     (tmp_path / "run" / "recipe.yaml").write_text(recipe.replace("validation: null", f"validation: {other}"))
     out, _ = done("eval", tmp_path / "run")
     assert f"tokens of {other} (all of it) in" in out
     (tmp_path / "run" / "recipe.yaml").write_text(recipe.replace("validation: null", "validation: {a: 1}"))
-    status, _, err = tessera("eval", tmp_path / "run")
-    assert status == 2
-    assert "cannot be read as a recipe (data: validation must be" in err
-    assert len(err.strip().splitlines()) == 1
-    status, out, _ = tessera("eval", run_folder, "--data", "stories", "--sequences", 2, "--context", 16)
+    refused("cannot be read as a recipe (data: validation must be", "eval", tmp_path / "run")
+    out, _ = done("eval", run_folder, "--data", "stories", "--sequences", 2, "--context", 16)
     assert "tokens of stories (validation split, 2 of " in out
     assert "sequences spread over it) in 2 sequences of 16" in out
 
@@ -74,10 +69,7 @@ def test_files_are_read_by_their_endings_where_these_are_not_the_runs(tessera, r
     """A run that was trained on JSON lines reads a book, and one that was trained on a book reads JSON lines."""
     text, rows = corpus.read_text(), tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"text": text}))
-    (trained_on_rows := tmp_path / "run").mkdir()
-    for file in run_folder.iterdir():
-        if file.is_file():
-            (trained_on_rows / file.name).write_bytes(file.read_bytes())
+    trained_on_rows = shutil.copytree(run_folder, tmp_path / "run")
     recipe = (run_folder / "recipe.yaml").read_text().replace(f"source: {corpus}", f"source: {rows}")
     (trained_on_rows / "recipe.yaml").write_text(recipe.replace("format: text", "format: json_lines"))
     reports = [
@@ -195,9 +187,7 @@ def test_models_are_scored_on_tasks(tessera, done, refused, tmp_path):
 def test_a_model_of_no_number_is_said(refused, run_folder, tmp_path):
     from safetensors.torch import load_file, save_file
 
-    for file in run_folder.iterdir():
-        if file.is_file():
-            (tmp_path / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(run_folder, tmp_path, dirs_exist_ok=True)
     weights = load_file(tmp_path / "model.safetensors")
     weights["lm_head.weight" if "lm_head.weight" in weights else next(iter(weights))].fill_(float("nan"))
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
