@@ -1,5 +1,7 @@
 """`tessera generate` with several models and many prompts: a table that shows what each model writes."""
 
+import shutil
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, MambaConfig, OpenAIGPTConfig
@@ -12,11 +14,7 @@ from tessera.models.saving.loading import load_model, load_tokenizer
 @pytest.fixture(scope="module")
 def two_models(run_folder, tmp_path_factory):
     """The run, and a copy of it with other weights."""
-    other = tmp_path_factory.mktemp("models") / "other"
-    other.mkdir()
-    for file in run_folder.iterdir():
-        if file.is_file():
-            (other / file.name).write_bytes(file.read_bytes())
+    other = shutil.copytree(run_folder, tmp_path_factory.mktemp("models") / "other")
     torch.manual_seed(1)
     model = load_model(run_folder)
     with torch.no_grad():
@@ -91,11 +89,6 @@ def test_prompt_lookup_writes_the_same(tessera, run_folder, monkeypatch, samplin
     assert any(drafted)
 
 
-def test_prompt_lookup_is_not_for_beams(refused, run_folder):
-    options = ("--prompt", "to and fro", "--num-beams", 2, "--prompt-lookup", 6)
-    refused("--prompt-lookup must be left out with --num-beams", "generate", run_folder, *options)
-
-
 @pytest.mark.parametrize(
     "config",
     [
@@ -104,8 +97,10 @@ def test_prompt_lookup_is_not_for_beams(refused, run_folder):
     ],
     ids=["without a cache", "recurrent"],
 )
-def test_prompt_lookup_is_for_models_that_can_go_back(refused, run_folder, tmp_path, config):
+def test_prompt_lookup_is_for_models_that_can_go_back_and_not_for_beams(refused, run_folder, tmp_path, config):
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     load_tokenizer(run_folder).save_pretrained(tmp_path)
     message = "--prompt-lookup must be left out for a model without a cache that can be cut back; got "
-    refused(message, "generate", tmp_path, "--prompt", "to and fro", "--prompt-lookup", 3, "--max-new-tokens", 2)
+    options = ("--prompt", "to and fro", "--prompt-lookup", 3, "--max-new-tokens", 2)
+    refused(message, "generate", tmp_path, *options)
+    refused("--prompt-lookup must be left out with --num-beams", "generate", run_folder, *options, "--num-beams", 2)
