@@ -23,7 +23,7 @@ def runs(run_folder, tmp_path):
     return run_folder, stopped, fresh
 
 
-def test_the_table_has_a_line_for_each_run(tessera, runs):
+def test_the_table_has_a_line_for_each_run_and_json_the_same_numbers(tessera, runs):
     status, out, _ = tessera("compare", *runs)
     summary = json.loads((runs[0] / "run.json").read_text())["result"]
     heading, finished, stopped, fresh = (line.split() for line in out.splitlines())
@@ -35,6 +35,11 @@ def test_the_table_has_a_line_for_each_run(tessera, runs):
     assert stopped[:3] == ["stopped", f"{summary['parameters']:,}", "2/3"]
     assert stopped[4:7] == ["4.5000", "2.5000", "3.5000"]
     assert fresh == ["fresh", "-", "0/3", "0", "-", "-", "-", "-"]
+    finished, stopped, fresh = json.loads(tessera("compare", *runs, "--json")[1])
+    for key in ("parameters", "tokens", "tokens_per_second"):
+        assert finished[key] == summary[key]
+    assert (stopped["last_validation_loss"], stopped["best_validation_loss"]) == (4.5, 2.5)
+    assert fresh["best_validation_loss"] is None
 
 
 def test_the_best_loss_is_of_the_last_stage(tessera, runs):
@@ -58,17 +63,6 @@ def test_a_loss_that_is_not_finite_is_not_the_last_one_that_was(tessera, runs, t
     assert (status, out.splitlines()[1].split()[4:7]) == (0, ["nan", "2.5000", "3.5000"])
     (state,) = json.loads(tessera("compare", runs[1], "--json")[1])
     assert (state["last_validation_loss"], state["best_validation_loss"]) == (None, 2.5)
-
-
-def test_json_holds_the_same_numbers(tessera, runs):
-    status, out, _ = tessera("compare", *runs, "--json")
-    finished, stopped, fresh = json.loads(out)
-    summary = json.loads((runs[0] / "run.json").read_text())["result"]
-    assert status == 0
-    for key in ("parameters", "tokens", "tokens_per_second"):
-        assert finished[key] == summary[key]
-    assert (stopped["last_validation_loss"], stopped["best_validation_loss"]) == (4.5, 2.5)
-    assert fresh["best_validation_loss"] is None
 
 
 def test_the_figure_names_every_run(done, runs, tmp_path):
