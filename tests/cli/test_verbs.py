@@ -3,9 +3,12 @@
 import json
 import math
 import os
+import shutil
 from importlib.metadata import version
 
 import pytest
+import torch
+from transformers import AutoTokenizer
 
 from tessera.cli.main import SECONDS_FOR_THE_FIRST, VERBS, main
 from tessera.models.saving.loading import load_model
@@ -81,24 +84,19 @@ def test_training_resumes_and_refuses_to_overwrite(done, refused, run_folder):
     refused("holds a run of this recipe already", "train", recipe, "--output", run_folder)
 
 
-def test_greedy_generation_is_that_of_the_model(tessera, run_folder):
-    import torch
-
+def test_greedy_generation_is_that_of_the_model(tessera, done, run_folder):
     status, out, _ = tessera("generate", run_folder, "--prompt", "Once", "--max-new-tokens", 5, "--temperature", 0)
     tokens = load_model(run_folder).generate(torch.tensor([list(b"Once")]), max_new_tokens=5, do_sample=False)
     assert status == 0
     assert out.strip("\n") == bytes(tokens[0].tolist()).decode(errors="replace").strip("\n")
+    beams = ("--max-new-tokens", 3, "--num-beams", 2)
+    assert done("generate", run_folder, "--prompt", "Once", *beams)[0].startswith("Once"), "beams too are printed"
 
 
 def test_sampling_depends_on_the_seed(tessera, run_folder):
     options = ("generate", run_folder, "--prompt", "Once", "--max-new-tokens", 12, "--temperature", 1.5, "--top-k", 0)
     texts = [tessera(*options, "--seed", seed)[1] for seed in (0, 0, 1)]
     assert texts[0] == texts[1] != texts[2]
-
-
-def test_beam_search_prints_the_whole(done, run_folder):
-    out, _ = done("generate", run_folder, "--prompt", "Once", "--max-new-tokens", 3, "--num-beams", 2)
-    assert out.startswith("Once")
 
 
 def test_evaluation_reports_every_measure(tessera, run_folder, tmp_path):
@@ -166,10 +164,6 @@ def test_mistakes_are_one_line_and_status_2(refused, run_folder, arguments, mess
 
 @pytest.mark.parametrize("verb", [["generate", "--prompt", "Once"], ["eval", "--sequences", "1"]])
 def test_a_tokenizer_larger_than_the_model_is_refused(refused, run_folder, tmp_path, verb):
-    import shutil
-
-    from transformers import AutoTokenizer
-
     shutil.copytree(run_folder, tmp_path / "run")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
     tokenizer.add_tokens(["Once"])
@@ -178,15 +172,9 @@ def test_a_tokenizer_larger_than_the_model_is_refused(refused, run_folder, tmp_p
 
 
 def test_an_interrupt_is_status_130(tessera, monkeypatch):
-    from tessera.cli import info
-
-    def interrupted(arguments):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(info, "run", interrupted)
+    monkeypatch.setattr("tessera.cli.info.run", lambda arguments: (_ for _ in ()).throw(KeyboardInterrupt))
     status, _, err = tessera("info", "tiny")
-    assert status == 130
-    assert "interrupted" in err
+    assert (status, "interrupted" in err) == (130, True)
 
 
 @pytest.mark.parametrize(
