@@ -1,4 +1,4 @@
-"""BABILong in anybody's tokens: one command trains a model of transformers or ours, one scores it as the benchmark."""
+"""BABILong in anybody's tokens: one command trains a model, one scores it as the benchmark; and with adapters."""
 
 import csv
 import json

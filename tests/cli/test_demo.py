@@ -1,4 +1,4 @@
-"""The demo, made small, leaves everything that it promises."""
+"""Both demos, made small, leave everything that they promise."""
 
 import json
 
@@ -102,7 +102,9 @@ def test_options_of_the_other_demo_are_refused(refused, tmp_path):
     assert not (tmp_path / "demo").exists()
 
 
-SMALL_LANGUAGE = (
+LANGUAGE = (
+    "demo",
+    "language",
     "model.hidden_size=16",
     "model.num_layers=1",
     "model.num_heads=2",
@@ -126,18 +128,7 @@ def small_stories(tmp_path_factory):
 def test_the_demo_leaves_both_runs_and_their_comparison(done, tmp_path, small_stories, monkeypatch):
     monkeypatch.setattr(language_demo, "STREAM_TOKENS", 20)
     output = tmp_path / "demo"
-    arguments = [
-        "demo",
-        "language",
-        *SMALL_LANGUAGE,
-        *SCHEDULE,
-        small_stories,
-        "--output",
-        output,
-        "--prompt",
-        "A king",
-    ]
-    out, _ = done(*arguments)
+    out, _ = done(*LANGUAGE, *SCHEDULE, small_stories, "--output", output, "--prompt", "A king")
     for run in ("mosaic", "transformer"):
         for name in ("config.json", "model.safetensors", "metrics.jsonl", "recipe.yaml", "checkpoints/checkpoint-6"):
             assert (output / run / name).exists(), name
@@ -157,16 +148,18 @@ def test_the_demo_leaves_both_runs_and_their_comparison(done, tmp_path, small_st
     # A second demo replaces the first; on a slow machine it trains fewer steps.
     monkeypatch.setattr(language_demo, "seconds_per_step", lambda recipe, arguments: 3.0)
     steps = ("training.steps=400", "training.warmup_steps=40")
-    out, _ = done("demo", "language", *SMALL_LANGUAGE, *steps, small_stories, "--output", output, "--minutes", 1)
+    out, _ = done(*LANGUAGE, *steps, small_stories, "--output", output, "--minutes", 1)
     assert "400 steps of both would take 40.3 minutes here: training 6 of them" in out
     lines = (output / "mosaic" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["step"] == 6
     assert json.loads((output / "demo.json").read_text())["models"] != results["models"]
 
 
-def test_a_prompt_that_fills_the_context_is_said_before_training(refused, tmp_path, small_stories):
-    arguments = ["demo", "language", *SMALL_LANGUAGE, *SCHEDULE, small_stories, "--output", tmp_path / "demo"]
-    refused("--prompt must hold 1 to 31 tokens (data.context - 1); got ", *arguments, "--prompt", "king " * 40)
+def test_a_prompt_that_fills_the_context_is_said_before_training(tessera, tmp_path, small_stories):
+    arguments = [*LANGUAGE, *SCHEDULE, small_stories, "--output", tmp_path / "demo"]
+    status, _, err = tessera(*arguments, "--prompt", "king " * 40)
+    assert (status, len(err.strip().splitlines())) == (2, 1)
+    assert "--prompt must hold 1 to 31 tokens (data.context - 1); got " in err
     assert not (tmp_path / "demo" / "mosaic").exists()
 
 

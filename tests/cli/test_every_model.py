@@ -1,4 +1,4 @@
-"""From a recipe alone: every model type is trained, described, evaluated and asked on the command line."""
+"""From a recipe alone every model type is trained, described, evaluated and asked; and what is said of v2 alone."""
 
 import json
 
