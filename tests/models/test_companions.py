@@ -5,12 +5,15 @@ import copy
 import pytest
 import torch
 from accelerate import cpu_offload
+from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import parametrize
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tessera.models.registry import strict_configs
 from tests.models.contract import CASES, VOCABULARY, tokens
+from tests.models.three_models import MAKE, close, make, small_tokens
 from tests.refusals import refused
 
 SMOOTHING = 0.1
@@ -182,3 +185,58 @@ def test_weights_offloaded_by_accelerate(name):
     else:
         cpu_offload(model, execution_device=torch.device("cpu"))
     torch.testing.assert_close(model(ids).logits, expected)
+
+
+@pytest.fixture(params=MAKE)
+def stack_or_armt(request):
+    return make(request.param)
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")  # peft asks by the old name
+@pytest.mark.filterwarnings("ignore:Model has .tie_word_embeddings:UserWarning")
+def test_peft_as_its_documentation_writes_it(stack_or_armt):
+    peft = pytest.importorskip("peft")
+    ids, expected = small_tokens(), stack_or_armt(small_tokens(1, 3)).logits.shape
+    config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["lm_head"], r=2)
+    adapted = peft.get_peft_model(stack_or_armt, config)
+    assert adapted(input_ids=small_tokens(1, 3)).logits.shape == expected
+    adapted.train()
+    adapted(input_ids=ids, labels=ids).loss.backward()
+    gradients = {n: p.grad for n, p in adapted.named_parameters() if p.requires_grad}
+    assert any("lora_B" in name and gradient.abs().max() > 0 for name, gradient in gradients.items())
+    assert adapted.generate(input_ids=ids, attention_mask=ids > 0, max_new_tokens=2).shape == (2, 14)
+
+
+class TwiceLinear(nn.Linear):
+    """A linear layer that does more, as subclasses may."""
+
+    def forward(self, hidden):
+        return 2 * super().forward(hidden)
+
+
+class Doubled(nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+@pytest.mark.parametrize("change", ["eight bits", "hook", "parametrization", "method", "subclass"])
+def test_a_changed_head_is_asked_itself(stack_or_armt, change):
+    ids = small_tokens()
+    if change == "eight bits":
+        stack_or_armt.set_output_embeddings(EightBits(stack_or_armt.get_output_embeddings()))
+    else:  # with weights of its own, which the embeddings do not share
+        stack_or_armt.set_output_embeddings(copy.deepcopy(stack_or_armt.get_output_embeddings()))
+        head = stack_or_armt.get_output_embeddings()
+        if change == "hook":
+            head.register_forward_hook(lambda module, arguments, output: 2 * output)
+        elif change == "parametrization":
+            parametrize.register_parametrization(head, "weight", Doubled())
+        elif change == "subclass":
+            head.__class__ = TwiceLinear
+        else:
+            forward = head.forward
+            head.forward = lambda hidden: 2 * forward(hidden)
+    output = stack_or_armt(ids, labels=ids)
+    expected = cross_entropy(output.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    close(output.loss, expected)
+    close(stack_or_armt.train()(ids, labels=ids, skip_logits=True).loss, expected)
