@@ -1,7 +1,10 @@
 """RegBench's runs, batches and table; and its smoke budget, end to end."""
 
 import json
+import random
+from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -12,9 +15,9 @@ from tessera.papers.curves import styles
 from tessera.papers.experiment import Record, RunContext, RunSelection
 from tessera.papers.regbench.report import EXPERIMENT, NAMES, longest_trainings, losses_by_block, tables
 from tessera.papers.regbench.run import Batches, loss_by_block, mean_loss, scores_of
-from tessera.papers.regbench.task import RegBench
+from tessera.papers.regbench.task import RegBench, canonical, ngram_log_probabilities, random_automaton
 from tests.refusals import refused
-from tests.tasks.cases import VARIANTS
+from tests.tasks.cases import VARIANTS, case_of
 
 SMALL = VARIANTS["regbench"][1]
 
@@ -166,3 +169,200 @@ def test_losses_that_are_drawn_together_are_of_equal_trainings():
 def test_models_of_a_figure_look_different():
     looks = [(look["color"], look["marker"]) for look in styles(NAMES).values()]
     assert len({color for color, _ in looks}) == len({marker for _, marker in looks}) == len(NAMES)
+
+
+def language(edges, length):
+    """All strings up to a length, by walking."""
+    actual, ends = {()}, {((), 0)}
+    for _ in range(length):
+        ends = {((*string, symbol), to) for string, state in ends for symbol, to in dict(edges[state]).items()}
+        actual |= {string for string, _ in ends}
+    return actual
+
+
+def is_allowed(automaton, string):
+    """Whether the automaton can walk along it."""
+    state = 0
+    for symbol in string:
+        state = dict(automaton.edges[state]).get(symbol)
+        if state is None:
+            return False
+    return True
+
+
+def drawn(seed, reduce=True):
+    draws = random.Random(seed)
+    if reduce:
+        return random_automaton(draws, (3, 5), (3, 4), 4, 2)
+    count = draws.randint(3, 5)
+    return [dict(zip(draws.sample(range(3), 2), draws.choices(range(count), k=2), strict=True)) for _ in range(count)]
+
+
+def test_reduction_keeps_the_language_and_has_no_two_equal_states():
+    smaller = 0
+    for seed in range(60):
+        edges = drawn(seed, reduce=False)
+        automaton = canonical(edges)
+        assert language(automaton.edges, 5) == language(edges, 5)
+        smaller += len(automaton.edges) < len(edges)
+        for one, two in product(range(len(automaton.edges)), repeat=2):
+            longest = len(automaton.edges)
+            assert one == two or walks(automaton, one, longest) != walks(automaton, two, longest)
+    assert smaller > 10
+
+
+def walks(automaton, state, length):
+    """All strings of a length from a state: what tells two states of as many states apart, if anything does."""
+    if not length:
+        return {()}
+    return {(s, *rest) for s, to in automaton.edges[state] for rest in walks(automaton, to, length - 1)}
+
+
+def test_canonical_forms_do_not_depend_on_the_numbers_of_states():
+    for seed in range(30):
+        edges = drawn(seed, reduce=False)
+        others = list(range(1, len(edges)))
+        random.Random(seed + 100).shuffle(others)
+        place = dict(enumerate([0, *others]))  # the start stays
+        moved = [{}] * len(edges)
+        for state, out in enumerate(edges):
+            moved[place[state]] = {symbol: place[to] for symbol, to in out.items()}
+        assert canonical(moved) == canonical(edges)
+
+
+def test_two_equal_states_become_one():
+    assert canonical([{0: 1, 1: 2}, {2: 0}, {2: 0}, {3: 3}]).edges == (((0, 1), (1, 1)), ((2, 0),))
+
+
+def test_automata_are_as_the_paper_draws_them():
+    draws = random.Random(0)
+    actual = [random_automaton(draws, (4, 12), (4, 18), 18, 3) for _ in range(2000)]
+    assert max(len(a.edges) for a in actual) == 12
+    degrees = Counter(len(edges) for a in actual for edges in a.edges)
+    assert set(degrees) == {1, 2, 3}
+    alphabets = [{symbol for edges in a.edges for symbol, _ in edges} for a in actual]
+    assert set().union(*alphabets) == set(range(18))
+    assert max(map(len, alphabets)) > 12
+
+
+def test_strings_are_uniform_over_what_is_allowed():
+    automaton, draws = canonical([{0: 1, 1: 2, 2: 1}, {3: 0}, {4: 0}]), random.Random(1)
+    firsts = Counter(automaton.string(3, draws)[0] for _ in range(3000))
+    assert all(abs(firsts[symbol] - 1000) < 6 * (3000 * 2 / 9) ** 0.5 for symbol in range(3))
+    for _ in range(20):
+        assert is_allowed(automaton, automaton.string(30, draws))
+    assert not is_allowed(automaton, [3])
+
+
+def test_problems_have_the_published_sizes():
+    task = RegBench()
+    assert (task.vocab_size, task.max_tokens) == (20, 949)
+    examples = task.sample(150, 0)
+    strings, lengths = Counter(), Counter()
+    for tokens, automaton, length in zip(examples.tokens.tolist(), examples.details.automata, examples.details.lengths):
+        assert set(tokens[length:]) <= {task.padding}
+        parts = " ".join(map(str, tokens[:length])).split(f" {task.separator} ")
+        parts = [list(map(int, part.split())) for part in parts]
+        for part in parts:
+            assert is_allowed(automaton, part)
+        strings[len(parts)] += 1
+        lengths.update(map(len, parts))
+    assert (min(strings), max(strings)) == (10, 19)
+    assert (min(lengths), max(lengths)) == (1, 49)
+    assert (examples.labels != examples.tokens).any()
+    assert not ((examples.labels == task.separator) | (examples.labels == task.padding)).any()
+
+
+def test_fewer_problems_are_the_first_of_more_and_all_differ():
+    few, more = SMALL.sample(10, 0), SMALL.sample(60, 0)
+    assert more.details.automata[:10] == few.details.automata
+    assert torch.equal(more.tokens[:10, : few.tokens.shape[1]], few.tokens)
+    assert len(set(more.details.automata)) == 60
+
+
+def test_fresh_strings_are_other_strings_of_the_same_automata():
+    examples = SMALL.sample(20, 0)
+    fresh = SMALL.fresh_strings(examples, 1)
+    assert fresh.details.automata == examples.details.automata
+    width = min(fresh.tokens.shape[1], examples.tokens.shape[1])
+    assert (fresh.tokens[:, :width] != examples.tokens[:, :width]).any()
+    assert torch.equal(fresh.tokens, SMALL.fresh_strings(examples, 1).tokens)
+
+
+def test_scores_by_hand():
+    task = RegBench(states=(2, 2), alphabet=(2, 2), num_symbols=2, max_edges=1, strings=(2, 2), length=(2, 2))
+    automaton = canonical([{0: 1, 1: 1}, {0: 0}])
+    examples = task._examples((automaton,), [[0, 0, 2, 1, 0]])
+    logits = torch.zeros(1, 5, 4)  # uniform over four tokens, the first one greedily
+    actual = {name: value.item() for name, value in task.scores(logits, examples).items()}
+    # Asked: token 1 (state 1, only 0), token 3 (the start: 0 or 1), token 4 (only 0); the separator is not.
+    assert actual["accuracy"] == 1.0
+    assert actual["tvd"] == pytest.approx((0.75 + 0.5 + 0.75) / 3)
+    assert (actual["last_accuracy"], actual["last_tvd"]) == (1.0, pytest.approx(0.75))
+    assert set(actual) == {"accuracy", "tvd", "last_accuracy", "last_tvd"}
+    logits[0, 3, 1] = 1.0
+    wrong = task.scores(logits, examples)
+    assert wrong["accuracy"].item() == pytest.approx(2 / 3)
+    assert wrong["last_accuracy"].item() == 0.0
+
+
+def test_a_distribution_beside_the_automatons_is_at_distance_one():
+    examples = SMALL.sample(5, 0)
+    elsewhere = torch.nn.functional.one_hot(torch.tensor(SMALL.padding), SMALL.vocab_size).mul(1e9)
+    scores = SMALL.scores(elsewhere.expand(*examples.tokens.shape, -1), examples)
+    torch.testing.assert_close(scores["tvd"], torch.ones(5, dtype=torch.float64))
+
+
+def test_the_oracle_is_at_no_distance():
+    examples = RegBench().sample(20, 0, "test")
+    scores = RegBench().scores(case_of(RegBench()).oracle(examples), examples)
+    assert scores["tvd"].max() < 1e-12
+
+
+def test_counting_in_the_context_by_hand():
+    task = RegBench(states=(2, 2), alphabet=(2, 2), num_symbols=2, max_edges=1, strings=(2, 2), length=(2, 2))
+    examples = task._examples((canonical([{0: 1, 1: 1}, {0: 0}]),), [[0, 0, 2, 1, 0]])
+    shares = ngram_log_probabilities(task, examples, 2).exp()[0, :, 0].tolist()
+    # Nothing is known; 0 followed 0; the separator and 1 are new, and over all 0, then 0 and 1 came; 0 followed 0.
+    assert shares == [0.5, 1.0, 1.0, 0.5, 1.0]
+
+
+def test_longer_contexts_know_more():
+    task, examples = RegBench(), RegBench().sample(30, 0, "test")
+    shares = [
+        task.scores(ngram_log_probabilities(task, examples, order), examples)["accuracy"].mean()
+        for order in (0, 1, 2, 3)
+    ]
+    assert 0.4 < shares[0] < 0.6
+    assert 0.75 < shares[1] < shares[2] < shares[3] < 0.97
+
+
+def test_counting_without_a_context_is_how_often_each_symbol_occurred():
+    task = RegBench()
+    examples = task.sample(3, 0, "test")
+    place = 100
+    # The first token of a text follows nothing.
+    occurred = torch.nn.functional.one_hot(examples.tokens[:, 1 : place + 1], task.vocab_size).sum(1)
+    expected = occurred[:, : task.num_symbols] / occurred[:, : task.num_symbols].sum(1, keepdim=True)
+    actual = ngram_log_probabilities(task, examples, 0).exp()[:, place, : task.num_symbols]
+    torch.testing.assert_close(actual, expected.double(), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"states": (1, 4)}, "states must be"),
+        ({"states": (6, 4)}, "states must be"),
+        ({"alphabet": (4, 30)}, "alphabet must be at most num_symbols"),
+        ({"max_edges": 4}, r"max_edges must lie in 1\.\.3"),
+        ({"length": (0, 4)}, "length must be"),
+    ],
+)
+def test_impossible_settings_are_refused(change, words):
+    refused(words, RegBench, **change)
+
+
+def test_too_many_problems_are_refused():
+    task = RegBench(states=(2, 2), alphabet=(2, 2), num_symbols=2, max_edges=1)
+    refused("count must be at most the number of automata", task.sample, 50, 0)
+    refused("count must be at least 1", task.sample, 0, 0)
