@@ -1,4 +1,4 @@
-"""What takes logits and labels from a model by its class gets from ours what it gets from GPT-2."""
+"""What takes logits and labels from a model by its class gets from ours what it gets from GPT-2; changed heads are asked."""
 
 import copy
 
@@ -13,7 +13,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 
 from tessera.models.registry import strict_configs
 from tests.models.contract import CASES, VOCABULARY, tokens
-from tests.models.three_models import MAKE, close, make, small_tokens
+from tests.models.three_models import MAKE, close, make
+from tests.models.three_models import tokens as small_tokens
 from tests.refusals import refused
 
 SMOOTHING = 0.1

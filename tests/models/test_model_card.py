@@ -62,7 +62,7 @@ def test_with_code_it_loads_without_import_tessera(tmp_path, monkeypatch):
     lines = loading(folder, (folder / "README.md").read_text())
     assert "import tessera" not in lines
     names = {}
-    exec(lines, names)  # in a process that has not imported it: test_code_beside_weights.py
+    exec(lines, names)  # in a process that has not imported it: below
     assert type(names["model"]).__name__ == "MemoryMosaicModel"
 
 
