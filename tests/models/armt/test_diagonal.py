@@ -7,9 +7,8 @@ from tessera.base.errors import TesseraError
 from tessera.models.armt.diagonal import read_diagonally, read_stream_diagonally
 from tessera.models.recurrence import read_stream
 from tests.covering import each_value
-from tests.models.armt.bases import make, tokens
+from tests.models.armt.bases import close, make, same_memory, tokens
 from tests.refusals import refused
-from tests.tolerances import REORDERED_FLOAT64
 
 
 @each_value(family=["gpt2", "gpt_neox", "llama", "qwen3"], segments=[1, 2, 5])
@@ -19,9 +18,8 @@ def test_logits_and_memory(family, segments):
     for state in (None, before):
         expected = model(ids, memory_state=state)
         logits, memory = read_diagonally(model, ids, state)
-        torch.testing.assert_close(logits, expected.logits, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
-        for name, tensor in expected.memory_state.tensors().items():
-            torch.testing.assert_close(memory.tensors()[name], tensor, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
+        close(logits, expected.logits)
+        same_memory(memory, expected.memory_state)
 
 
 def test_one_memory_is_asked_by_many():
@@ -29,7 +27,7 @@ def test_one_memory_is_asked_by_many():
     state = model(tokens(2, 19)).memory_state
     expected = model(ids, memory_state=state)
     logits, memory = read_diagonally(model, ids, state)
-    torch.testing.assert_close(logits, expected.logits, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
+    close(logits, expected.logits)
     assert memory.batch_size == 4
     refused("divides 3, the rows of input_ids; got 2", read_diagonally, model, ids[:3], state)
 
@@ -58,10 +56,7 @@ def test_a_stream(segments):
     """In parts of whole segments, the last of them short, and going on from an earlier memory."""
     model, ids = make(), tokens(1, 3 * 8 + 5)[0].tolist()
     for before in (None, model(tokens(1, 16)).memory_state):
-        expected = read_stream(model, ids, before)
-        actual = read_stream_diagonally(model, iter(ids), before, segments)
-        for name, tensor in expected.tensors().items():
-            torch.testing.assert_close(actual.tensors()[name], tensor, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
+        same_memory(read_stream_diagonally(model, iter(ids), before, segments), read_stream(model, ids, before))
     assert not read_stream_diagonally(model, []).segments_read.any()
 
 

@@ -4,12 +4,11 @@ import torch
 from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
 
 from tests.covering import each_value, some
-from tests.models.armt.bases import BASES, GROUPED, WRAPS, is_greedy, make, tokens
+from tests.models.armt.bases import BASES, GROUPED, KINDS, WRAPS, is_greedy, make, tokens
 from tests.models.armt.families import tiny
 from tests.refusals import refused
 from tests.tolerances import REORDERED_FLOAT64
 
-KINDS = list(WRAPS)
 PAIRS = [(kind, "gpt2") for kind in KINDS] + [("armt", family) for family in BASES if family != "gpt2"]
 PAIRS += [("rmt", "memory_mosaic"), ("prmt", "llama")]
 SOME = [("armt", "gpt2"), ("armt", "memory_mosaic"), ("rmt", "memory_mosaic"), ("prmt", "llama")]

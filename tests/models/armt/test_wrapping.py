@@ -10,10 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2LMHeadModel
 import tessera.armt as armt
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM, ARMTState
 from tests.covering import each_value, some
-from tests.models.armt.bases import BASES, WRAPS, make, tokens
+from tests.models.armt.bases import BASES, KINDS, make, tokens
 from tests.refusals import refused
-
-KINDS = list(WRAPS)
 
 
 @pytest.mark.parametrize("family", BASES)
