@@ -1,4 +1,4 @@
-"""What takes logits and labels from a model by its class gets from ours what it gets from GPT-2; changed heads are asked."""
+"""What takes logits and labels from a model by its class gets from ours what it gets from GPT-2; also changed heads."""
 
 import copy
 
@@ -88,9 +88,6 @@ def test_every_model_is_known_by_its_name():
     """lm-eval, pipelines and the Trainer ask so."""
     for config in strict_configs():
         assert MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type] == MODEL_FOR_CAUSAL_LM_MAPPING[config].__name__
-
-
-# Adapters and quantised layers
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")

@@ -17,9 +17,6 @@ def model(request):
     return make(request.param)
 
 
-# Keywords
-
-
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
@@ -116,9 +113,6 @@ def test_positions_that_start_again_separate_documents(name):
     close(one.logits, model(ids).logits)
 
 
-# generate
-
-
 def test_stop_strings_and_caches_of_other_models(model):
     tokenizer, ids = byte_tokenizer(), tokens(1, 4)
     options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
@@ -127,9 +121,6 @@ def test_stop_strings_and_caches_of_other_models(model):
     stopped = model.generate(ids, max_new_tokens=9, stop_strings=[chr(text[printable])], tokenizer=tokenizer, **options)
     assert stopped.shape[1] == 4 + printable + 1
     refused("got DynamicCache", model.generate, ids, max_new_tokens=4, past_key_values=DynamicCache(), **options)
-
-
-# Padding
 
 
 @pytest.mark.parametrize("name", STACKS)
@@ -166,18 +157,12 @@ def test_a_row_goes_on_behind_padding_on_its_right(name):
     close(model(ids[:, 8:], past_key_values=past).logits, expected)
 
 
-# Memories
-
-
 def test_an_empty_memory_is_stored(tmp_path):
     model = make("armt")
     empty = model.empty_memory(1)
     empty.save(tmp_path / "memory")
     loaded = type(empty).load(tmp_path / "memory")
     assert all(torch.equal(tensor, loaded.tensors()[name]) for name, tensor in empty.tensors().items())
-
-
-# Targets that were shifted before
 
 
 @pytest.mark.parametrize("name", [*STACKS, "armt"])

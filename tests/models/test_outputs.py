@@ -36,9 +36,6 @@ def test_hidden_states_of_every_layer(model):
     assert model(ids).hidden_states is not None
 
 
-# Recall weights
-
-
 @pytest.mark.parametrize("name", STACKS)
 def test_attentions_are_the_recall_weights_of_every_memory(name):
     model, ids = make(name), tokens(2, 9)
