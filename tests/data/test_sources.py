@@ -136,18 +136,12 @@ def test_data_files_load_as_a_dataset(tmp_path):
     assert texts(text_source(f"hf://{tmp_path}")) == ["one", "two"]
 
 
-def test_a_missing_column_is_named(dataset_folder):
+def test_a_missing_column_and_a_missing_split_are_named(dataset_folder):
     refused("no column 'stori'. Did you mean 'story'", text_source, dataset_folder, text_column="stori")
-
-
-def test_a_missing_split_is_named(dataset_folder):
     refused("split 'test' cannot be loaded", text_source, dataset_folder, "test", text_column="story")
 
 
 @pytest.mark.parametrize("name", ["hf://", "hf:///", "hf://..", "hf:// ", "hf://a b"])
 def test_names_that_no_dataset_has_are_one_line(name, tmp_path, monkeypatch):
-    pytest.importorskip("datasets")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(TesseraError, match="^dataset ") as caught:
-        text_source(name)
-    assert "\n" not in str(caught.value)
+    refused(r"^dataset [^\n]*\Z", text_source, name)
