@@ -9,7 +9,7 @@ import pytest
 from tessera.base.errors import TesseraError
 from tessera.data.sources import text_source
 from tessera.data.store import open_or_build
-from tessera.data.tokenizers import byte_tokenizer
+from tessera.data.tokenizers import byte_tokenizer, train_bpe
 from tests.refusals import refused
 
 TOKENIZER = byte_tokenizer()
@@ -51,8 +51,6 @@ def test_a_whole_store_is_not_built_again(text, tmp_path):
 
 
 def test_another_text_tokenizer_or_option_makes_another_store(text, tmp_path):
-    from tessera.data.tokenizers import train_bpe
-
     first = build(text, tmp_path)
     (tmp_path / "b.txt").write_text("changed")
     changed = build(text_source(str(tmp_path / "*.txt")), tmp_path)
