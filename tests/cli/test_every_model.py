@@ -40,14 +40,9 @@ KINDS = {  # of their memories, as `tessera inspect` names them
     "rmt": {"attention", "network"},
     "prmt": {"attention", "network"},
 }
-OPTIONS = (
-    "data.context=16",
-    "training.steps=2",
-    "training.warmup_steps=1",
-    "training.batch_size=2",
-    "training.evaluate_sequences=2",
-    "training.precision=fp32",
-)
+SHORT = "steps=2 warmup_steps=1 batch_size=2 evaluate_sequences=2 precision=fp32"
+TRAINING = [f"training.{setting}" for setting in SHORT.split()]
+OPTIONS = ("data.context=16", *TRAINING)
 
 
 def run_of(done, folder, corpus, model):
@@ -129,9 +124,6 @@ def test_impossible_bases_are_one_line(model, message, refused, corpus, tmp_path
     refused(message, "train", "tiny", section, f"data.source={corpus}", "--output", tmp_path / "run")
 
 
-TRAINING = ("training.steps=2", "training.warmup_steps=1", "training.batch_size=2", "training.evaluate_sequences=2")
-
-
 @pytest.fixture(scope="module")
 def mosaic(tmp_path_factory, corpus):
     """(recipe file, folder) of a finished run at context 16."""
@@ -145,7 +137,7 @@ def mosaic(tmp_path_factory, corpus):
         f"data: {{source: {corpus}, context: 16, validation_fraction: 0.3, begin_token: true, document_ids: true}}\n"
     )
 
-    assert main(["train", str(recipe), *TRAINING, "training.precision=fp32", "--output", str(folder / "run")]) == 0
+    assert main(["train", str(recipe), *TRAINING, "--output", str(folder / "run")]) == 0
     return recipe, folder / "run"
 
 
@@ -178,7 +170,7 @@ def test_evaluation_without_long_term_memory(tessera, refused, mosaic, run_folde
 def test_context_fine_tuning_starts_from_the_shorter_run(tessera, done, mosaic, tmp_path):
     recipe, run = mosaic
     longer = ("data.context=128", f"training.initialize_from={run}", "training.learning_rate=1e-9", *TRAINING)
-    done("train", recipe, *longer, "training.precision=fp32", "--output", tmp_path / "long")
+    done("train", recipe, *longer, "--output", tmp_path / "long")
     before = json.loads(tessera("eval", run, "--json", "--context", 128, "--sequences", 2)[1])
     after = json.loads(tessera("eval", tmp_path / "long", "--json", "--sequences", 2)[1])
     assert after["context"] == 128

