@@ -142,6 +142,12 @@ def test_bandwidth_is_the_radius_of_the_support(kernel, distances_and_similariti
     assert torch.equal(inside.sum(-1), kernel.support_size(BETA * similarities))
 
 
+def test_fewer_pairs_than_neighbours_reach_as_far_as_the_farthest(distances_and_similarities):
+    distances, similarities = distances_and_similarities
+    h = NearestNeighbours("gaussian", 9).bandwidth(BETA * similarities, BETA, torch.arange(300) < 5)
+    torch.testing.assert_close(h, distances[:, :5].amax(1))
+
+
 def test_bandwidth_of_the_fixed_kernels_is_the_given_one(distances_and_similarities):
     distances, similarities = distances_and_similarities
     for kernel in (Gaussian(), NormalizedReLU()):
