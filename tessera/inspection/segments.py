@@ -14,6 +14,7 @@ from tessera.inspection.trace import SegmentTrace, StoredMemory
 from tessera.inspection.watched_text import Reading
 from tessera.layers.dpfp import dpfp
 from tessera.memories.association import AssociationMemory, AssociationState
+from tessera.models.causality import evaluating, trial_tokens
 from tessera.models.recurrence import MemoryState, SegmentedForCausalLM
 from tessera.ops.association_matrix import read_association
 
@@ -97,28 +98,43 @@ def _length(tensor: Tensor) -> float:
 
 
 BLOCK = 1024  # rows whose logits are in memory at once
-FINAL_NORMS = ("norm", "ln_f", "final_layer_norm", "final_norm")
+FINAL_NORMS = ("norm", "ln_f", "final_layer_norm", "final_layernorm", "final_norm", "norm_f", "layer_norm")
 
 
 class Lens:
-    """`log softmax(scale * W_out Norm(x))` of vectors x of the residual stream.
+    """`log softmax(f(W_out Norm(x)))` of vectors x of the residual stream; f scales and caps as the model does.
 
-    Raises `TesseraError`: the model's final norm or output layer is not where such models have them.
+    Raises `TesseraError`: the model's final norm or output layer is not where such models have them, or its logits are
+    not these.
     """
 
+    @torch.no_grad()
     def __init__(self, model: PreTrainedModel) -> None:
-        stack = model.base_model
+        stack = model.get_decoder()
         norms = [getattr(stack, name) for name in FINAL_NORMS if isinstance(getattr(stack, name, None), nn.Module)]
-        head = model.get_output_embeddings()
+        head, kind = model.get_output_embeddings(), type(model).__name__
         if not norms or head is None:
-            raise TesseraError(f"inspection: {type(model).__name__} must have a final norm and an output layer.")
-        self.norm, self.head = norms[0], head
-        self.scale = getattr(model.config, "logit_scale", None) or 1.0
+            raise TesseraError(f"inspection: {kind} must have a final norm and an output layer.")
+        self.norm, self.head, config = norms[0], head, model.config.get_text_config()
+        self.scale = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1)
+        self.cap = getattr(config, "final_logit_softcapping", None)
+        normed: list[Tensor] = []
+        with evaluating(model), self.norm.register_forward_hook(lambda *call: normed.append(call[2])):
+            logits = model(trial_tokens(model), use_cache=False).logits
+        rounding = 1e-4 + 4 * torch.finfo(logits.dtype).eps * logits.abs().max()
+        expected = logits.float().log_softmax(-1)
+        differs = not normed or bool((self._read_out(normed[-1]) - expected).abs().max() > rounding)
+        needed = "make logits of its final norm by one matrix, scaled or capped as its configuration says"
+        expect(not differs, "inspection", "the model", needed, f"{kind}, which does not")
 
     @torch.no_grad()
     def __call__(self, stream: Tensor) -> Tensor:
         """Log-probabilities (..., V) of the next token from x (..., hidden)."""
-        return (self.scale * self.head(self.norm(stream)).float()).log_softmax(-1)
+        return self._read_out(self.norm(stream))
+
+    def _read_out(self, normed: Tensor) -> Tensor:
+        logits = self.scale * self.head(normed).float()
+        return (logits if self.cap is None else self.cap * (logits / self.cap).tanh()).log_softmax(-1)
 
     def likeliest(self, stream: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """The `count` likeliest tokens of x (N, hidden) and their log-probabilities, (N, count) each."""

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, GraniteConfig, OPTConfig, PhiConfig
 
 import tessera
 from tessera.base.errors import TesseraError
@@ -83,6 +83,34 @@ def test_the_stream_before_the_first_memory_is_the_embedding(name):
     expected = Lens(model)(model.get_input_embeddings()(IDS[0])).topk(3)
     assert torch.equal(done.before_tokens.long(), expected.indices)
     torch.testing.assert_close(done.before_scores, expected.values)
+
+
+OTHERS = {"vocab_size": 30, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+OTHERS |= {"num_attention_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+OUTPUT_LAYERS = {
+    "divided": GraniteConfig(**OTHERS, num_key_value_heads=2, logits_scaling=4.0),
+    "multiplied": CohereConfig(**OTHERS, num_key_value_heads=2, logit_scale=0.25),
+    "capped": Gemma2Config(**OTHERS, num_key_value_heads=2, head_dim=8, final_logit_softcapping=2.0),
+    "of another norm": PhiConfig(**OTHERS),
+    "in a decoder": OPTConfig(**OTHERS | {"ffn_dim": 16, "word_embed_proj_dim": 16}),
+}
+
+
+@pytest.mark.parametrize("kind", OUTPUT_LAYERS)
+def test_words_have_the_probabilities_that_the_model_gives_them(kind):
+    """Logits of a Granite are divided and those of a Gemma 2 capped, which the page did not know."""
+    model = models.build(OUTPUT_LAYERS[kind], 0.5)
+    lens, streams = Lens(model), []
+    with lens.norm.register_forward_pre_hook(lambda module, arguments: streams.append(arguments[0].detach())):
+        logits = model(IDS).logits.detach()
+    torch.testing.assert_close(lens(streams[-1]), logits.log_softmax(-1))
+    assert trace(model, IDS, removals="none").memories[0].after_scores.isfinite().all()
+
+
+def test_words_of_a_model_that_makes_its_logits_otherwise_are_refused():
+    model = build("gpt2")
+    model.register_forward_hook(lambda module, arguments, output: type(output)(logits=output.logits**3))
+    refused("logits of its final norm by one matrix", trace, model, IDS, removals="none")
 
 
 def test_without_a_memory_is_without_its_output_weights(model):
