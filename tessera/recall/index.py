@@ -57,12 +57,11 @@ class PairIndex:
 
     def delete(self, places: Int[Tensor, " n"]) -> Self:
         """An index without the pairs at these places, counted from 0 in the order in which pairs were given."""
-        kept = torch.ones(len(self), dtype=torch.bool, device=self.pairs.keys.device)
         if places.dtype in (torch.int8, torch.uint8, torch.int16, torch.int32):
             places = places.long()
         are_there = bool(((places >= 0) & (places < len(self))).all())
         expect(are_there, "delete", "places", f"lie in 0..{len(self) - 1}", places.tolist())
-        return replace(self, kept=(kept if self.kept is None else self.kept).index_fill(0, places, False))
+        return replace(self, kept=self._which_are_kept().index_fill(0, places, False))
 
     def merge(self, other: Self) -> Self:
         """An index of these pairs and then those of `other`, whose places come behind."""
@@ -73,8 +72,7 @@ class PairIndex:
         )
         if self.kept is None and other.kept is None:
             return joined
-        kept = [torch.ones(len(x), dtype=torch.bool) if x.kept is None else x.kept for x in (self, other)]
-        return replace(joined, kept=torch.cat(kept))
+        return replace(joined, kept=torch.cat([self._which_are_kept(), other._which_are_kept()]))
 
     def recall(
         self,
@@ -97,6 +95,7 @@ class PairIndex:
         Raises:
             TesseraError: shapes, dtypes or settings that do not agree.
         """
+        expect(0 <= tolerance < 1, "recall", "tolerance", "lie in [0, 1)", tolerance)
         (heads, count, width), keys = queries.shape, self.pairs.keys
         agrees = (heads, width) == (keys.shape[1], keys.shape[3]) and queries.dtype == keys.dtype
         expected = f"(H, Q, K) of {keys.dtype} with H = {keys.shape[1]} and K = {keys.shape[3]}"
@@ -118,6 +117,9 @@ class PairIndex:
         oldest = places - window.span + 1 if window and window.span else torch.zeros_like(places)
         seen = Queries(queries, slopes, intercepts, oldest, newest, query_documents)
         return search(self.pairs, self.blocks, self.filed, self.kept, seen, kernel, tolerance, self.is_mapped)
+
+    def _which_are_kept(self) -> Tensor:
+        return self.pairs.keys.new_ones(len(self), dtype=torch.bool) if self.kept is None else self.kept
 
     def with_all_filed(self) -> Self:
         """What can be filed is: in blocks of `BLOCK` pairs, and what is behind them in small ones.
@@ -165,9 +167,12 @@ def build(
 def _check(keys: Tensor, values: Tensor, documents: Tensor | None) -> None:
     tensors: Sequence[Tensor] = (keys, values)
     agrees = all(x.dim() == 3 for x in tensors) and keys.shape[:2] == values.shape[:2]
-    agrees = agrees and keys.dtype == values.dtype and keys.is_floating_point()
+    agrees = agrees and keys.dtype == values.dtype and keys.is_floating_point() and keys.shape[0] * keys.shape[2] > 0
     shapes = ", ".join(f"{tuple(x.shape)} of {x.dtype}" for x in tensors)
-    expect(agrees, "recall", "keys and values", "be (H, N, K) and (H, N, V) of one floating-point dtype", shapes)
+    needed = "be (H, N, K) and (H, N, V) of one floating-point dtype"
+    expect(agrees, "recall", "keys and values", needed, shapes)
     expect(bool(keys.isfinite().all()), "recall", "keys", "be finite", "NaN or infinity")
     if documents is not None:
-        expect(documents.shape == keys.shape[1:2], "recall", "documents", "be (N,)", tuple(documents.shape))
+        right = documents.shape == keys.shape[1:2] and not documents.is_floating_point()
+        got = f"{tuple(documents.shape)} of {documents.dtype}"
+        expect(right, "recall", "documents", f"be integers ({keys.shape[1]},)", got)

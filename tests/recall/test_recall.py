@@ -286,6 +286,8 @@ def test_bandwidths_are_those_of_the_operation():
     [
         ({"queries": torch.zeros(2, 1, 5)}, "queries"),
         ({"slope": -1.0}, "slope"),
+        ({"tolerance": -1e-6}, r"tolerance must lie in \[0, 1\); got -1e-06"),  # 32 leaves were read, and no more
+        ({"tolerance": torch.nan}, "tolerance"),
         ({"query_documents": torch.zeros(1, dtype=torch.long)}, "query_documents"),
         ({"kernel": "nothing"}, "unknown kernel"),
         ({"window": Window(delay=torch.tensor([1, 2]))}, "delay"),
@@ -306,6 +308,8 @@ def test_pairs_of_another_kind_than_those_of_the_index_are_refused():
         for add in (lambda: index.append(*other), lambda: index.merge(tessera.recall.build(*other))):  # noqa: B023
             refused("keys and values must be as those of the index", add)
     refused("floating-point", tessera.recall.build, keys.int(), values.int())
+    for nothing in ((keys[:0], values[:0]), (keys[..., :0], values)):
+        refused(r"keys and values must be \(H, N, K\)", tessera.recall.build, *nothing)
 
 
 def test_places_and_documents_are_whole_numbers_of_any_size():
@@ -314,9 +318,18 @@ def test_places_and_documents_are_whole_numbers_of_any_size():
     assert index.delete(torch.tensor([3], dtype=torch.int32)).kept.tolist() == [place != 3 for place in range(20)]
     for places in (torch.ones(20, dtype=torch.bool), torch.tensor([0.5])):
         refused("places", index.delete, places)
+    for documents in (torch.zeros(9, dtype=torch.long), torch.zeros(20)):
+        refused(r"documents must be integers \(20,\)", tessera.recall.build, keys, values, documents)
     for documents in (torch.zeros(9, dtype=torch.long), torch.zeros(1)):
         with pytest.raises(TesseraError, match="query_documents must be integers"):
             index.recall(keys[:, :1], kernel="sparsemax", slope=1.0, query_documents=documents)
+
+
+def test_the_support_of_a_query_that_is_not_there_is_not_that_of_another():
+    recalled = tessera.recall.build(random(2, 20, 6), random(2, 20, 3)).recall(random(2, 3, 6), kernel="knn", slope=1.0)
+    assert len(recalled.support.of(1, 2)[0]) > 0
+    for head, query in ((0, 3), (-1, 0), (2, 0), (0, -1)):
+        refused("head and query must be below 2 and 3", recalled.support.of, head, query)
 
 
 def test_no_query_is_answered_by_nothing():
