@@ -58,9 +58,10 @@ class Memory:
 
     @property
     def owner(self) -> Any:
-        """What `made_by` says of the model and tokenizer. Raises `TesseraError`: the model was changed."""
+        """What `made_by` says of the model and tokenizer. Raises `TesseraError`: none, or the model was changed."""
         self._expect_same_model()
         if self._owner is None:
+            self._expect_model("says whose memory this is")
             self._owner = made_by(self.model, self.tokenizer)
         return self._owner
 
@@ -93,25 +94,31 @@ class Memory:
             self.documents, self._unchecked = tuple(Document(**fields) for fields in values["documents"]), None
 
     def read(
-        self, source: Path | str | Iterable[str], name: str | None = None, where: str = "memorize: FILE", **options: Any
+        self,
+        source: Path | str | Iterable[str],
+        name: str | None = None,
+        where: str = "memorize: FILE",
+        progress: bool = False,
+        precision: str | None = None,
     ) -> Self:
-        """Read a document behind the others: a file, a text (a string that names no file), or pieces of a text.
+        """Read a document behind the others: a file, a text (a string that is no path), or pieces of a text.
 
-        `name`: to forget it by; default the file's. `options`: progress and precision of `read_streams`.
+        `name`: to forget it by; default the file's, of two of one name the path. `progress`, `precision`: see
+        `read_streams`.
         Raises `TesseraError`: no text, a name that is taken, more than the model has positions for.
         """
-        self._expect_model("read")
-        if isinstance(source, str) and _is_file_name(source):
+        self._expect_model("reads")
+        if isinstance(source, str) and _is_path(source):
             source = Path(source)
-        if name is None:
-            name = source.name if isinstance(source, Path) else f"text {len(self.documents) + 1}"
-            if isinstance(source, Path) and name in self.names:
-                name = str(source)
+        if name is None and isinstance(source, Path):
+            name = source.name if source.name not in self.names else str(source)
+        elif name is None:
+            name = next(text for n in count(len(self.documents) + 1) if (text := f"text {n}") not in self.names)
         expect(name not in self.names, "memorize", "the name of a document", "be new", repr(name), "Forget it first.")
         document = read_document_text(source, self.tokenizer, name, where)
         largest, size = int(document.tokens.max()), self.model.config.get_text_config().vocab_size
         expect(largest < size, "memorize", "the tokenizer", f"fit the model (vocab_size {size})", f"token id {largest}")
-        self._append(document, **options)
+        self._append(document, progress, precision)
         return self
 
     def ask(self, question: str, sampling: Sampling = GREEDY, *, cite: int = 0, **options: Any) -> Answer:
@@ -135,6 +142,7 @@ class Memory:
         from tessera.memory_files.citations import citations
 
         self.expect_pairs("cite")
+        expect(count >= 1, "cite", "the number of citations", "be at least 1", count)
         return replace(answered, citations=citations(self, self.state, answered, count))
 
     @property
@@ -144,7 +152,7 @@ class Memory:
 
     def described(self) -> str:
         """How much was read."""
-        last = self.documents[-1].state
+        last = self.documents[-1].state if self.documents else None
         tokens = sum(len(document.tokens) for document in self.documents)
         if hasattr(last, "segments_read"):
             tokens, count, kind = int(last.tokens_read), int(last.segments_read), "segment"
@@ -168,10 +176,7 @@ class Memory:
         if after:
             _expect_tokens("forget", self.documents)
         kept = max((i + 1 for i, document in enumerate(before) if document.state is not None), default=0)
-        self.documents = before[:kept]
-        for document in before[kept:] + after:
-            self._append(document)
-        return self
+        return self._read_again(before[:kept], before[kept:] + after)
 
     def merge(self, other: "Memory") -> Self:
         """Also remember what `other`, of the same model, has read, behind the own documents.
@@ -188,9 +193,7 @@ class Memory:
             self.documents += other.documents
             return self
         _expect_tokens("merge", other.documents)
-        for document in other.documents:
-            self._append(document)
-        return self
+        return self._read_again(self.documents, other.documents)
 
     def save(self, path: str | Path, replaces: tuple[int, ...] | None = ANY_FILE) -> Self:
         """Write the file, complete or not at all. `replaces`: the `mark_of` the file that may be replaced.
@@ -260,12 +263,24 @@ class Memory:
         needed, got = "be as it was when it read the documents", f"one of {other}"
         expect(other is None, "memories", "the model", needed, got, "Read the text again.")
 
-    def _append(self, document: Document, **options: Any) -> None:
+    def _read_again(self, kept: tuple[Document, ...], others: tuple[Document, ...]) -> Self:
+        """Hold `kept` and behind them `others`; where that fails, or is stopped, the documents are those of before."""
+        held = self.documents, self._owner, self._read_by
+        self.documents = kept
+        try:
+            for document in others:
+                self._append(document)
+        except BaseException:
+            self.documents, self._owner, self._read_by = held
+            raise
+        return self
+
+    def _append(self, document: Document, progress: bool = False, precision: str | None = None) -> None:
         """Read `document` behind the others."""
         self.verify()
         self._expect_model("reads documents again")
         before = None if self.is_of_pairs else self.state
-        state = read_document(self.model, document.tokens, before, "memorize", **options)
+        state = read_document(self.model, document.tokens, before, "memorize", progress, precision)
         documents = self.documents
         if not isinstance(state, State) and grows(state) and documents:  # the new state holds the one before it
             documents = (*documents[:-1], replace(documents[-1], state=None))
@@ -278,9 +293,9 @@ def _expect_tokens(where: str, documents: Iterable[Document]) -> None:
     expect(is_kept, where, "the tokens of every document", "be kept", "none of the first", advice)
 
 
-def _is_file_name(text: str) -> bool:
+def _is_path(text: str) -> bool:
     try:
-        return "\n" not in text and Path(text).is_file()
+        return "\n" not in text and text != "" and Path(text).exists()
     except (OSError, ValueError):  # too long, or with a NUL
         return False
 

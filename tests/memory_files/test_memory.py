@@ -18,7 +18,7 @@ from tessera.generation.sampling import Sampling
 from tessera.memory_files import Memory
 from tessera.memory_files.document import Document, document_paths, read_document_text
 from tessera.memory_files.together import together, without
-from tessera.models.carried_state import apart, read_on
+from tessera.models.carried_state import apart, read_document, read_on
 from tessera.models.forking import state_tensors
 from tessera.models.saving.state_file import StateFile, save_values
 from tests.covering import some
@@ -92,6 +92,32 @@ def test_read_saved_merged_and_forgotten(kind, tmp_path):
     assert same(Memory(model, byte_tokenizer()).load(path).state, loaded.state)
     assert same(loaded.forget("home").state, memory(model, "kings").state)
     assert loaded.forget("kings").state is None
+
+
+@pytest.mark.parametrize("kind", ["armt", "gpt2"])
+def test_forgetting_and_merging_that_are_stopped_lose_no_document(kind, tmp_path, monkeypatch):
+    """What came after the document was gone: Ctrl-C in a chat, or a memory without its model, and the next /save."""
+    model = make(kind)
+    stopped, expected = memory(model, *TEXTS).save(tmp_path / "memory"), memory(model, *TEXTS).state
+    other = Memory(model, byte_tokenizer()).read("More.", "more").read("Even more.", "most")
+    for change in (lambda: stopped.forget("kings"), lambda: stopped.merge(other)):
+        reads = iter([read_document, None])
+
+        def read(*arguments):
+            read_it = next(reads)  # noqa: B023
+            if read_it is None:
+                raise KeyboardInterrupt
+            return read_it(*arguments)
+
+        monkeypatch.setattr("tessera.memory_files.memory.read_document", read)
+        with pytest.raises(KeyboardInterrupt):
+            change()
+        assert next(reads, "read twice") == "read twice"
+        assert stopped.names == list(TEXTS)
+        assert same(stopped.state, expected)
+    without_model = Memory().load(tmp_path / "memory")
+    refused("the model must be given", without_model.forget, "kings")
+    assert without_model.names == list(TEXTS)
 
 
 @pytest.mark.parametrize("kind", OF_PAIRS)
@@ -280,6 +306,22 @@ def test_a_question_takes_the_settings_of_sampling():
         asked.ask("Who?", top=3)
 
 
+def test_texts_without_a_name_get_one_that_is_free():
+    read = Memory(make("v1"), byte_tokenizer()).read("One king.").read("Two kings.").forget("text 1").read("Three.")
+    assert read.names == ["text 2", "text 3"]
+
+
+def test_a_memory_without_documents_or_model(tmp_path):
+    memory(make("v1"), "kings").save(tmp_path / "memory")
+    assert Memory().described() == "0 tokens in 0 documents"
+    for mistake in (
+        lambda: Memory().load(tmp_path / "memory").merge(Memory()),
+        lambda: Memory().merge(Memory().load(tmp_path / "memory")),
+        lambda: Memory().save(tmp_path / "other"),
+    ):
+        refused("the model must be given; got none. It says whose memory this is", mistake)
+
+
 def test_a_state_without_its_tokens_goes_on_and_is_not_merged_behind_others(tmp_path):
     model = make("armt")
     memory(model, "queen").state.save(tmp_path / "state")
@@ -320,6 +362,9 @@ def test_what_cannot_be_is_said(tmp_path):
         (lambda: read.read(""), "must hold text"),
         (lambda: read.read(Path("none.txt")), "none.txt: cannot be read"),
         (lambda: read.ask("Who?", cite=1), "keep pairs"),
+        (lambda: memory(make("v1"), "kings").ask("Who?", cite=-1, max_new_tokens=1), "at least 1; got -1"),
+        (lambda: read.read("once", pace=3), "the arguments must be those of its signature; .* 'pace'"),
+        (lambda: read.read(str(tmp_path)), "must be a plain file of text"),  # it was read as a text of these letters
     ]:
         refused(match, mistake)
     (tmp_path / "a.pdf").write_bytes(b"%PDF-1.4")
