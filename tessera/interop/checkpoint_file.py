@@ -3,7 +3,7 @@
 import json
 import pickle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -14,10 +14,6 @@ from tessera.base.files import expect_new_folder, expect_plain_file, new_folder,
 from tessera.interop import from_reference, recognised_source
 from tessera.interop.published import shown
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-
 # Where training scripts put the weights and the constructor's arguments in their checkpoint files.
 WEIGHTS = ("model", "state_dict", "model_state_dict")
 ARGUMENTS = ("model_args", "constructor")
@@ -25,7 +21,7 @@ ARGUMENTS = ("model_args", "constructor")
 
 def convert_checkpoint(
     checkpoint: Path, output: Path, *, source: str | None = None, arguments: Path | None = None, dtype: str = "float32"
-) -> "PreTrainedModel":
+) -> PreTrainedModel:
     """Rebuild the published weights in file `checkpoint` and save them in folder `output`; returns the model.
 
     Args:

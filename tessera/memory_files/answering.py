@@ -148,21 +148,16 @@ def answer(
     if is_trained:
         says_nothing = chosen[0] == tokenizer.unk_token_id
         text = NOT_IN_TEXT if says_nothing else text.removesuffix(tokenizer.eos_token).strip()
-    certainty = _certainty(model, tokenizer, ids, state) if is_trained else None
+    certainty, measured = None, Certainty.of(model) if is_trained else None
+    if measured is not None:
+        logits, without = (read_on(model, ids, apart(before))[0][:, -1] for before in (state, None))
+        certainty = float(measured.probabilities(logits, without, tokenizer.unk_token_id))
     return Answer(text, probability, ids[0], chosen, certainty=certainty)
 
 
-def _certainty(model, tokenizer, ids: Tensor, state: Any) -> float | None:
-    """That the text answers, as far as it was measured."""
-    measured = Certainty.of(model)
-    if measured is None:
-        return None
-    logits, without = (read_on(model, ids, apart(before))[0][:, -1] for before in (state, None))
-    return float(measured.probabilities(logits, without, tokenizer.unk_token_id))
-
-
 def _chosen_tokens(model, tokenizer, ids, state, sampling, most, where, write) -> tuple[Tensor, float]:
-    processors, ends = LogitsProcessorList([RequireNumbers(where)]), _end_tokens(model)
+    processors, end = LogitsProcessorList([RequireNumbers(where)]), model.generation_config.eos_token_id
+    ends = set(end) if isinstance(end, (list, tuple)) else {end}
     is_sampled = most > 1 and sampling.temperature > LEAST_TEMPERATURE
     if is_sampled:
         torch.manual_seed(sampling.seed)
@@ -188,8 +183,3 @@ def _chosen_tokens(model, tokenizer, ids, state, sampling, most, where, write) -
             write(text[len(written) :])
             written = text
     return torch.tensor(tokens), float(torch.tensor(total, dtype=torch.float64).exp())
-
-
-def _end_tokens(model: Any) -> set[int]:
-    end = model.generation_config.eos_token_id
-    return set() if end is None else set(end) if isinstance(end, (list, tuple)) else {int(end)}

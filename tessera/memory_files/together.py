@@ -53,7 +53,7 @@ def without(state: StackState, first: int, end: int) -> StackState:
         if isinstance(memory, PairMemoryState):
             pairs = memory.pairs
             offset = newest + 1 - pairs.length  # the step of the oldest pair
-            documents = _documents(pairs).clone()
+            documents = pairs.known_documents().clone()
             documents[:, max(0, first - offset) : max(0, end - offset)] = -1
             memory = replace(memory, pairs=PairStore.of(pairs.keys, pairs.values, documents))
         return _in_document(memory, _zero(state))
@@ -71,16 +71,10 @@ def _together(parts: Sequence[Any], zero: Tensor) -> Any:
     absent = torch.zeros_like(last.pending_key), torch.zeros_like(last.pending_value)
     keys = [tensor for store in stores for tensor in (store.keys, absent[0])][:-1]
     values = [tensor for store in stores for tensor in (store.values, absent[1])][:-1]
-    documents = [tensor for store in stores for tensor in (_documents(store), zero - 1)][:-1]
+    documents = [tensor for store in stores for tensor in (store.known_documents(), zero - 1)][:-1]
     pairs = PairStore.of(torch.cat(keys, 2), torch.cat(values, 2), torch.cat(documents, 1))
     position = None if last.position is None else sum(part.position for part in parts) - (len(parts) - 1)
     return replace(_in_document(last, zero), pairs=pairs, position=position)
-
-
-def _documents(pairs: PairStore) -> Tensor:
-    if pairs.documents is not None:
-        return pairs.documents
-    return torch.zeros(pairs.keys.shape[0], pairs.length, dtype=torch.long, device=pairs.keys.device)
 
 
 def _in_document(memory: Any, document: Tensor) -> Any:

@@ -26,15 +26,9 @@ class Support:
 
     def of(self, head: int, query: int) -> tuple[Int[Tensor, " s"], Float[Tensor, " s"]]:
         """(places, weights) of one query. Raises `TesseraError`: no such head or query."""
-        heads = (len(self.starts) - 1) // max(1, self.num_queries)
-        is_there = 0 <= head < heads and 0 <= query < self.num_queries  # else it would be another head's
-        expect(
-            is_there,
-            "Support.of",
-            "head and query",
-            f"be below {heads} and {self.num_queries}, not negative",
-            (head, query),
-        )
+        size = (len(self.starts) - 1) // max(1, self.num_queries), self.num_queries
+        is_there = 0 <= head < size[0] and 0 <= query < size[1]  # else it would be another head's
+        expect(is_there, "Support.of", "head and query", f"lie in a support of {size}, from 0 on", (head, query))
         row = head * self.num_queries + query
         span = slice(int(self.starts[row]), int(self.starts[row + 1]))
         return self.places[span], self.weights[span]

@@ -116,7 +116,7 @@ class PairIndex:
         newest = places - window.delay if window else torch.full_like(places, len(self))
         oldest = places - window.span + 1 if window and window.span else torch.zeros_like(places)
         seen = Queries(queries, slopes, intercepts, oldest, newest, query_documents)
-        return search(self.pairs, self.blocks, self.filed, self.kept, seen, kernel, tolerance, self.is_mapped)
+        return search(self, seen, kernel, tolerance)
 
     def _which_are_kept(self) -> Tensor:
         return self.pairs.keys.new_ones(len(self), dtype=torch.bool) if self.kept is None else self.kept

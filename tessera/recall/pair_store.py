@@ -90,6 +90,10 @@ class PairStore(State):
         """Of the pairs in use; None: all of one."""
         return None if self.document_buffer is None else self.document_buffer[:, : self.length]
 
+    def known_documents(self) -> Int[Tensor, "B N"]:
+        """Of the pairs in use; 0 where all are of one."""
+        return _one_document(self.keys) if self.documents is None else self.documents
+
     def append(
         self,
         keys: Float[Tensor, "B H n K"],
@@ -98,8 +102,10 @@ class PairStore(State):
     ) -> Self:
         """This store with `keys` (B, H, n, K) and `values` (B, H, n, V) appended to its own pairs."""
         end = self.length + keys.shape[2]
-        if (documents is None) != (self.document_buffer is None):
-            return self._with_documents().append(keys, values, _one_document(keys) if documents is None else documents)
+        if documents is not None and self.document_buffer is None:
+            return self.of(self.keys, self.values, self.known_documents()).append(keys, values, documents)
+        if documents is None and self.document_buffer is not None:
+            documents = _one_document(keys)
         tensors = (keys, values, self.key_buffer, self.value_buffer)
         trained = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         if trained or is_exporting():
@@ -117,7 +123,10 @@ class PairStore(State):
 
     def with_room(self, end: int) -> Self:
         """The same pairs, in buffers into which those up to `end` may be written."""
-        return self if self._has_room(end) else self._grown(end)
+        # What was made in inference mode must not be written outside of it.
+        is_frozen = self.key_buffer.is_inference() and not torch.is_inference_mode_enabled()
+        has_room = self.tip.used == self.length and end <= self.key_buffer.shape[2] and not is_frozen
+        return self if has_room else self._grown(end)
 
     def take_back(self) -> None:
         """See `State.take_back`."""
@@ -147,13 +156,8 @@ class PairStore(State):
         values = torch.cat([pad(store.values, (0, 0, front, 0)) for store, front in zip(states, fronts)])
         if not any(fronts) and all(store.documents is None for store in states):
             return cls.of(keys, values)
-        documents = [pad(store._known_documents(), (front, 0), value=-1) for store, front in zip(states, fronts)]
+        documents = [pad(store.known_documents(), (front, 0), value=-1) for store, front in zip(states, fronts)]
         return cls.of(keys, values, torch.cat(documents))
-
-    def _has_room(self, end: int) -> bool:
-        # What was made in inference mode must not be written outside of it.
-        is_frozen = self.key_buffer.is_inference() and not torch.is_inference_mode_enabled()
-        return self.tip.used == self.length and end <= self.key_buffer.shape[2] and not is_frozen
 
     def _grown(self, end: int) -> Self:
         room = max(SMALLEST_CAPACITY, 2 * end) - self.length
@@ -165,14 +169,6 @@ class PairStore(State):
             self.length,
             self.tip.grown(self.length),
         )
-
-    def _with_documents(self) -> Self:
-        if self.document_buffer is not None:
-            return self
-        return self.of(self.keys, self.values, self._known_documents())
-
-    def _known_documents(self) -> Tensor:
-        return _one_document(self.keys) if self.documents is None else self.documents
 
 
 def _one_document(keys: Tensor) -> Tensor:

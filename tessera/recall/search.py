@@ -1,21 +1,23 @@
 """Reading the leaves that can matter to a query, and no others."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from tessera.base.precision import without_autocast
-from tessera.base.shapes import Bool, Float, Int
+from tessera.base.shapes import Float, Int
 from tessera.kernels import Gaussian, Kernel, NearestNeighbours, RowKernel
 from tessera.recall.answers import Certificate, Recall, Support
 from tessera.recall.candidates import Candidates, stable_order
-from tessera.recall.leaves import LEAF, Leaves
-from tessera.recall.pair_store import PairStore
+from tessera.recall.leaves import LEAF
 from tessera.recall.read_ahead import read_ahead
+
+if TYPE_CHECKING:
+    from tessera.recall.index import PairIndex
 
 FIRST_LEAVES = 32  # read for each query before its first threshold is known
 LEAVES_AT_ONCE = 64  # copied and scored while they are in the cache
@@ -52,26 +54,14 @@ class Queries:
         return type(self)(vectors, slopes, intercepts, self.oldest[queries], self.newest[queries], documents)
 
 
-def search(
-    pairs: PairStore,
-    blocks: Sequence[Leaves],
-    filed: int,
-    kept: Bool[Tensor, " N"] | None,
-    queries: Queries,
-    kernel: Kernel,
-    tolerance: float,
-    is_mapped: bool,
-) -> Recall:
-    """See `PairIndex.recall`; `is_mapped`: the tensors are those of a file."""
+def search(index: "PairIndex", queries: Queries, kernel: Kernel, tolerance: float) -> Recall:
+    """See `PairIndex.recall`."""
     heads, count, _ = queries.vectors.shape
-    together = max(1, SCORES_AT_ONCE // (heads * max(1, pairs.length)))
+    together = max(1, SCORES_AT_ONCE // (heads * max(1, len(index))))
     parts = [slice(first, first + together) for first in range(0, max(1, count), together)]
     kernels = [_of_rows(kernel, part, heads, count) for part in parts]
     with without_autocast(queries.vectors):  # bounds hold for what float32 rounds
-        answers = [
-            _Reader(pairs, blocks, filed, kept, queries.part(part), own, tolerance, is_mapped).answer()
-            for part, own in zip(parts, kernels)
-        ]
+        answers = [_Reader(index, queries.part(part), own, tolerance).answer() for part, own in zip(parts, kernels)]
     if len(answers) == 1:
         return answers[0]
     certificates = [list(vars(answer.certificate).values()) for answer in answers]
@@ -85,31 +75,21 @@ def search(
 
 def _of_rows(kernel: Kernel, part: slice, heads: int, count: int) -> Kernel:
     """`kernel` for some of the queries: what rows have of their own, broadcastable to (H, Q, 1), is one of each row."""
-    parameter = kernel.row_parameter if isinstance(kernel, RowKernel) else None
-    if parameter is None or not isinstance(kernel, RowKernel):
+    if not isinstance(kernel, RowKernel) or kernel.row_parameter is None:
         return kernel
-    return kernel.with_row_parameter(parameter.expand(heads, count, 1)[:, part].flatten(0, 1))
+    return kernel.with_row_parameter(kernel.row_parameter.expand(heads, count, 1)[:, part].flatten(0, 1))
 
 
 class _Reader:
     """Answers queries together. Row `head * Q + query` of what it holds belongs to a query of a head."""
 
-    def __init__(
-        self,
-        pairs: PairStore,
-        blocks: Sequence[Leaves],
-        filed: int,
-        kept: Tensor | None,
-        queries: Queries,
-        kernel: Kernel,
-        tolerance: float,
-        is_mapped: bool,
-    ) -> None:
-        self.read_ahead = read_ahead if is_mapped else _in_memory
+    def __init__(self, index: "PairIndex", queries: Queries, kernel: Kernel, tolerance: float) -> None:
+        pairs, blocks, kept = index.pairs, index.blocks, index.kept
+        self.read_ahead = read_ahead if index.is_mapped else lambda rows, which: None
         self.keys, self.values, self.queries = pairs.keys[0], pairs.values[0], queries
         self.kernel, self.tolerance = kernel, tolerance
         self.documents = None if pairs.documents is None else pairs.documents[0]
-        self.blocks, self.filed, self.kept, self.length = blocks, filed, kept, pairs.length
+        self.blocks, self.filed, self.kept, self.length = blocks, index.filed, kept, len(index)
         self.heads, self.count, _ = queries.vectors.shape
         self.num_rows = self.heads * self.count
         self.slopes, self.intercepts = queries.slopes.flatten(), queries.intercepts.flatten()
@@ -360,10 +340,6 @@ class _Reader:
             unseen = (first > queries.newest[:, None]) | (last < queries.oldest[:, None])
             bounds = bounds.masked_fill(unseen, -torch.inf)
         return bounds.flatten(0, 1)
-
-
-def _in_memory(rows: Tensor, which: Tensor) -> None:
-    """Nothing to do."""
 
 
 def _largest(bounds: Tensor, count: int) -> Tensor:
