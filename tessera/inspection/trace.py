@@ -11,12 +11,10 @@ from torch import Tensor
 from tessera.base.errors import TesseraError, expect
 from tessera.base.files import writing
 from tessera.base.state import CLASSES
-from tessera.models.saving.state_file import StateFile, save_values
+from tessera.models.saving.state_file import TRACE, StateFile, save_values
 
 if TYPE_CHECKING:
     import pandas
-
-KIND = "trace"
 
 
 @dataclass(frozen=True)
@@ -200,7 +198,7 @@ class Trace:
         Raises `TesseraError`: the file cannot be written.
         """
         with writing(path, "the trace"):
-            save_values(Path(path), KIND, vars(self))
+            save_values(Path(path), TRACE, vars(self))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -208,9 +206,7 @@ class Trace:
 
         Raises `TesseraError`: the file is missing, no trace, or not as it was stored.
         """
-        file = StateFile.open(path, "Trace.load", what=KIND)
-        expect(file.kind == KIND, "Trace.load", "path", "be a trace that `tessera inspect` saved", f"a {file.kind}")
-        return cls(**file.values())
+        return cls(**StateFile.open(path, "Trace.load", what=TRACE).values())
 
 
 CLASSES.update({cls.__name__: cls for cls in (MemoryTrace, SegmentTrace, StoredMemory)})  # what files may hold
@@ -219,6 +215,7 @@ CLASSES.update({cls.__name__: cls for cls in (MemoryTrace, SegmentTrace, StoredM
 def is_trace(path: Path) -> bool:
     """Whether `path` is a file that `Trace.save` wrote."""
     try:
-        return StateFile.open(path, "is_trace").kind == KIND
+        StateFile.open(path, "is_trace", what=TRACE)
     except TesseraError:
         return False
+    return True

@@ -19,6 +19,7 @@ from tessera.base.locks import folder_held
 from tessera.base.state import State
 from tessera.data.encoding import uncut
 from tessera.generation.sampling import Sampling
+from tessera.inspection.trace import is_trace
 from tessera.memory_files.answering import GREEDY, Answer, answer, answers_questions, require_known_words
 from tessera.memory_files.document import Document, read_document_text
 from tessera.memory_files.together import is_of_pairs, together
@@ -152,7 +153,7 @@ class Memory:
 
     def described(self) -> str:
         """How much was read."""
-        last = self.documents[-1].state if self.documents else None
+        last: Any = self.documents[-1].state if self.documents else None
         tokens = sum(len(document.tokens) for document in self.documents)
         if hasattr(last, "segments_read"):
             tokens, count, kind = int(last.tokens_read), int(last.segments_read), "segment"
@@ -340,6 +341,6 @@ def is_stored_memory(path: Path) -> bool:
     """Whether `path` is a file of a memory, of this release or an earlier one."""
     try:
         with safe_open(path, framework="pt") as file:
-            return KIND in (file.metadata() or {})
+            return KIND in (file.metadata() or {}) and not is_trace(path)
     except (SafetensorError, OSError):
         return False

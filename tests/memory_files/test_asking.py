@@ -13,6 +13,7 @@ from transformers import pipeline
 from tessera.cli.main import main
 from tessera.data.tokenizers import byte_tokenizer
 from tessera.generation.sampling import Sampling, continuation
+from tessera.inspection import Trace
 from tessera.memory_files import Memory, citations
 from tessera.memory_files.answering import GREEDY
 from tessera.memory_files.page import is_page, write_page
@@ -162,6 +163,28 @@ def test_memories_are_made_listed_merged_and_forgotten(call, folder, tmp_path):
         status, out, err = call(*words)
         assert (status, out, err.count("\n")) == (2, "", 1), err
         assert message in err
+
+
+def test_a_trace_is_no_memory_and_a_memory_no_trace(call, folder, tmp_path):
+    """A trace was listed among the memories, replaced by --overwrite, and called a state without its tokens."""
+    text, page, trace, memory = (tmp_path / name for name in ("one.txt", "page.html", "trace", "memory"))
+    text.write_text(BOOK)
+    assert call("inspect", folder, "--text", text, "--output", page, "--without", "none", "--save", trace)[0] == 0
+    assert call("memorize", folder, text, "--out", memory)[0] == 0
+    status, out, _ = call("memories", "ls", tmp_path)
+    assert (status, len(out.splitlines()), str(memory) in out) == (0, 1, True)
+    no_memory = f"must be a stored memory; got {str(trace)!r}, a stored trace"
+    for words, message in [
+        (("memories", "info", trace), no_memory),
+        (("memories", "merge", trace, memory, "--out", tmp_path / "x"), no_memory),
+        (("ask", folder, "Who?", "--memory", trace), no_memory),
+        (("memorize", folder, text, "--out", trace, "--overwrite"), "is no stored memory of this library"),
+        (("inspect", folder, "--text", text, "--output", page, "--save", memory), "is no trace of this library"),
+    ]:
+        status, out, err = call(*words)
+        assert (status, out, err.count("\n")) == (2, "", 1), err
+        assert message in err
+    refused(f"must be a stored trace; got {str(memory)!r}, a stored memory", Trace.load, memory)
 
 
 def test_answers_with_citations_and_a_page(call, folder, tmp_path):

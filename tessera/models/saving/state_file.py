@@ -23,7 +23,7 @@ from tessera.base.errors import TesseraError, expect, first_line
 from tessera.base.files import expect_plain_file, write_atomically
 from tessera.base.state import CLASSES, State, first_tensor
 
-KIND, CRC = "tessera_memory", "crc32"
+KIND, CRC, TRACE = "tessera_memory", "crc32", "trace"
 THIS_VERSION = 2
 _LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer", "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer")
 _CACHE_LAYERS = {name: getattr(cache_utils, name) for name in _LAYERS if hasattr(cache_utils, name)}
@@ -63,7 +63,8 @@ class StateFile:
     def open(cls, path: str | Path, where: str, argument: str = "path", what: str = "memory") -> "StateFile":
         """Look at the description of a file, which is to be a stored `what`, not at its tensors.
 
-        Raises `TesseraError`: no memory, one of another version, or one whose description was changed.
+        Raises `TesseraError`: no such file (a trace is no memory), one of another version, or one whose description was
+        changed.
         """
         if Path(path).exists():
             expect_plain_file(Path(path), where, "path")
@@ -85,6 +86,11 @@ class StateFile:
         except (ValueError, TypeError, KeyError, RecursionError) as error:  # made by hand
             raise TesseraError(f"{where}: {argument} must be a stored {what}; got {str(path)!r} ({error}).") from None
         expect(version == THIS_VERSION, where, argument, this_version, f"version {version}")
+        is_it, got = (
+            (kind == TRACE) == (what == TRACE),
+            f"{str(path)!r}, a stored {TRACE if kind == TRACE else 'memory'}",
+        )
+        expect(is_it, where, argument, f"be a stored {what}", got)
         return cls(Path(path), kind, content, crc)
 
     def tensors(self, device: str | torch.device = "cpu") -> dict[str, Tensor]:
