@@ -107,7 +107,7 @@ class Reading:
         is_stack = isinstance(self.model, StackForCausalLM)
         kind = MemoryState if self.is_segmented else StackState if is_stack else type(None)
         is_state = self.memory is None or isinstance(self.memory, kind)
-        needed = f"be left out for {config.model_type}" if kind is type(None) else "be a state of this model"
+        needed = "be a state of this model, a v1, v2, ARMT, RMT or PRMT"
         expect(is_state, "inspection", "memory", needed, type(self.memory).__name__)
         if self.is_segmented:
             if isinstance(self.memory, MemoryState):

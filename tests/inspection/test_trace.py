@@ -240,7 +240,7 @@ def test_what_is_no_trace(tmp_path):
     (tmp_path / "x").write_bytes(b"no")
     refused("must be a stored trace", Trace.load, tmp_path / "x")
     cache = build("gpt2")(IDS, use_cache=True).past_key_values
-    refused("memory must be left out for gpt2; got DynamicCache", trace, build("gpt2"), IDS, memory=cache)
+    refused("of this model, a v1, v2, ARMT, RMT or PRMT; got DynamicCache", trace, build("gpt2"), IDS, memory=cache)
     refused("removals must be one of", trace, build("v1"), IDS, removals="some")
     refused("Known: contextual of layer 0", trace(build("v1"), IDS, removals="none").memory, 9, "contextual")
 
