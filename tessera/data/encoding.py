@@ -36,14 +36,14 @@ def prompt_tokens(tokenizer: "PreTrainedTokenizerBase", prompt: str) -> list[int
     return tokens
 
 
-def encoded_pieces(pieces: Iterable[str], tokenizer: "PreTrainedTokenizerFast") -> Iterator[list[int]]:
-    """Token ids of each of `safe_pieces`; together they are those of the whole text, without tokens around it.
+def encoded_pieces(pieces: Iterable[str], tokenizer: "PreTrainedTokenizerFast") -> Iterator[tuple[str, list[int]]]:
+    """Each of `safe_pieces`, and its token ids; together these are those of the whole text, without tokens around it.
 
     Each piece is tokenized behind the end of the one before: some tokenizers (Llama's, T5's) begin every text that they
     are given with a blank of their own.
     """
-    for _, encoding, first, _ in _encodings(pieces, tokenizer):
-        yield encoding.ids[first:]
+    for piece, encoding, first, _ in _encodings(pieces, tokenizer):
+        yield piece, encoding.ids[first:]
 
 
 def located_tokens(
@@ -90,7 +90,7 @@ def token_stream(
 
     Raises `TesseraError`: when the first token is asked for and there is none.
     """
-    tokens = (token for ids in encoded_pieces(safe_pieces(texts), tokenizer) for token in ids)
+    tokens = (token for _, ids in encoded_pieces(safe_pieces(texts), tokenizer) for token in ids)
     first = next(tokens, None)
     if first is None:
         raise TesseraError(f"{where} must hold text; got an empty one.")

@@ -73,9 +73,11 @@ class TokenStore:
         return np.searchsorted(self.document_starts, np.arange(start, stop), side="right") - 1
 
 
-def fingerprint(source: TextSource, tokenizer: "PreTrainedTokenizerFast", begin_token: bool, end_token: bool) -> str:
+def fingerprint(
+    source: TextSource, tokenizer: "PreTrainedTokenizerFast", special_tokens: tuple[list[int], list[int]]
+) -> str:
     """A name that changes whenever the tokens would: text, tokenizer, tokens around documents, file format."""
-    parts = [FORMAT, source.identity, uncut(tokenizer).to_str(), begin_token, end_token]
+    parts = [FORMAT, source.identity, uncut(tokenizer).to_str(), special_tokens]  # tokenizer.json names no end token
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
@@ -92,14 +94,14 @@ def open_or_build(
     Time and memory: one pass over the text, one piece in memory. Raises `TesseraError` for text without tokens, a
     missing begin- or end-of-text token, or a folder that cannot be written.
     """
-    name = fingerprint(source, tokenizer, begin_token, end_token)
+    special_tokens = _special_tokens(tokenizer, begin_token, end_token)
+    name = fingerprint(source, tokenizer, special_tokens)
     folder = cache / f"tokens-{name}"
     store, reason = _open(folder, name)
     if store is not None:
         return store
     if reason:
         log.warning(f"token store {folder}: {reason}; it is made again from the text")
-    special_tokens = _special_tokens(tokenizer, begin_token, end_token)
     with writing(f"token store {folder}"), working_in(cache):
         return _build(source, tokenizer, folder, name, special_tokens)
 
@@ -130,12 +132,10 @@ def _open(folder: Path, name: str) -> tuple[TokenStore | None, str]:
     """(the store in `folder` if it is complete, what is wrong with it: nothing when there is none)."""
     try:
         content = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-        description = StoreDescription(**{"checksums": None, **content})
+        description = StoreDescription(**content)
         files = (folder / TOKENS, folder / DOCUMENTS)
         sizes = tuple(file.stat().st_size for file in files)
         expected = (description.num_tokens * np.dtype(description.dtype).itemsize, description.num_documents * 8)
-        if description.checksums is None:
-            return None, "it was made before stores had checksums"
         if description.fingerprint != name or sizes != expected:
             return None, f"{sizes[0]} and {sizes[1]} bytes do not fit its description"
         if description.checksums != [checksum(file) for file in files]:
@@ -189,17 +189,12 @@ def _build(
         (temporary / DESCRIPTION).write_text(json.dumps(asdict(description), indent=1) + "\n")
         for part in (TOKENS, DOCUMENTS, DESCRIPTION):
             sync(temporary / part)
-        _publish(temporary, folder, name)
+        if _open(folder, name)[0] is None:  # no other process has put a complete one there meanwhile
+            remove(folder)
+            os.replace(temporary, folder)
         return TokenStore(folder, description)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _publish(temporary: Path, folder: Path, name: str) -> None:
-    """Give the finished store its name, unless another process has put a complete one there meanwhile."""
-    if _open(folder, name)[0] is None:
-        remove(folder)
-        os.replace(temporary, folder)
 
 
 def _encoded(
@@ -208,16 +203,9 @@ def _encoded(
     """(token ids, does a document begin here, bytes of text), piece after piece."""
     before, after = special_tokens
     for document in source.documents():
-        sizes: list[int] = []
-        for ids in encoded_pieces(_measured(document, sizes), tokenizer):
-            is_first = len(sizes) == 1
-            yield (before + ids if is_first else ids), is_first, sizes[-1]
-        if sizes:
+        is_first = True
+        for piece, ids in encoded_pieces(document, tokenizer):
+            yield (before + ids if is_first else ids), is_first, len(piece.encode())
+            is_first = False
+        if not is_first:
             yield after, False, 0
-
-
-def _measured(pieces: Iterator[str], sizes: list[int]) -> Iterator[str]:
-    """The same pieces; `sizes` gets the bytes of each."""
-    for piece in pieces:
-        sizes.append(len(piece.encode()))
-        yield piece

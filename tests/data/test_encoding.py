@@ -75,7 +75,7 @@ def known():
 def test_pieces_have_the_tokens_of_the_whole(known, name, text, size):
     tokenizer = known[name]
     texts = [text[start : start + size] for start in range(0, len(text), size)]
-    actual = [token for ids in encoded_pieces(safe_pieces(texts), tokenizer) for token in ids]
+    actual = [token for _, ids in encoded_pieces(safe_pieces(texts), tokenizer) for token in ids]
     assert actual == tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
 
 

@@ -60,6 +60,14 @@ def test_another_text_tokenizer_or_option_makes_another_store(text, tmp_path):
     assert len({store.folder for store in others}) == 4
 
 
+def test_another_end_token_of_one_vocabulary_makes_another_store(text, tmp_path):
+    """tokenizer.json does not say which token ends a text: the first model's store was taken for the second's."""
+    other = byte_tokenizer()
+    other.eos_token = other.bos_token
+    stores = [open_or_build(text, tokenizer, tmp_path / "stores") for tokenizer in (TOKENIZER, other)]
+    assert [int(store.tokens[-1]) for store in stores] == [END, BEGIN]
+
+
 def test_what_a_dead_process_left_is_cleaned_up(text, tmp_path):
     build(text, tmp_path)
     (tmp_path / "stores" / "tokens-0123.999.tmp").mkdir()
