@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 
 import numpy as np
 import torch
@@ -14,14 +15,19 @@ from torch.distributed.fsdp import fully_shard
 
 from tessera.base.errors import TesseraError
 from tessera.recipes.sections import TrainingSection
+from tessera.training.optimizer import NO_DECAY
 
 
 @dataclass(frozen=True)
 class Processes:
-    """Which process this one is (`rank`), of how many (`count`). The first writes files and speaks for all."""
+    """Which process this one is (`rank`), of how many (`count`). The first writes files and speaks for all.
+
+    `waiting`: the group in which they wait for each other; None: that of all their other messages.
+    """
 
     rank: int = 0
     count: int = 1
+    waiting: dist.ProcessGroup | None = None
 
     @property
     def is_first(self) -> bool:
@@ -64,12 +70,13 @@ class Processes:
             torch.manual_seed(int(drawn[0]))
 
     def wait(self) -> None:
-        """Until all are here."""
+        """Until all are here, also where one tokenises for hours or merges a model's files."""
         if self.count > 1:
-            dist.barrier()
+            dist.barrier(self.waiting)
 
 
 SINGLE_PROCESS = Processes()
+LONGEST_WAIT = timedelta(days=7)  # a message of a step that takes ten minutes (NCCL) or thirty (gloo) is a failure
 
 
 @contextmanager
@@ -86,7 +93,8 @@ def init_processes() -> Iterator[Processes]:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo")
     try:
-        yield Processes(dist.get_rank(), dist.get_world_size())
+        waiting = dist.new_group(backend="gloo", timeout=LONGEST_WAIT)
+        yield Processes(dist.get_rank(), dist.get_world_size(), waiting)
     finally:
         dist.destroy_process_group()
 
@@ -113,7 +121,10 @@ def micro_batches(section: TrainingSection, processes: Processes) -> list[tuple[
 
 def shard(model: nn.Module, mesh: DeviceMesh | None = None) -> None:
     """Spread `model` over all processes (those of `mesh`), in place: each layer by itself, then what is left."""
+    marked = [name for name, parameter in model.named_parameters() if getattr(parameter, NO_DECAY, False)]
     names = set(getattr(model, "_no_split_modules", None) or ())
     for module in [module for module in model.modules() if type(module).__name__ in names]:
         fully_shard(module, mesh=mesh)
     fully_shard(model, mesh=mesh)
+    for name in marked:  # its parameters are new objects
+        setattr(model.get_parameter(name), NO_DECAY, True)

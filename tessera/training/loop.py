@@ -167,8 +167,7 @@ class _StageTraining:
         assert total is not None, "a step has a loss"
         if self.processes.count > 1:
             total = total.clone()
-            gradients = [p.grad for p in self.parameters if p.grad is not None and not is_sharded]
-            self.processes.all_reduce([total, *gradients])
+            self.processes.all_reduce([total, *([] if is_sharded else self._gradients())])
         norm = None
         if self.options.clip is not None:
             length = nn.utils.clip_grad_norm_(self.parameters, self.options.clip)
@@ -176,6 +175,15 @@ class _StageTraining:
         if self.options.clip_value is not None:
             nn.utils.clip_grad_value_(self.parameters, self.options.clip_value)
         return total, norm
+
+    def _gradients(self) -> list[Tensor]:
+        """Those that any process has, zeros where another has none (a layer that was dropped): the same list in all."""
+        has_one = [parameter.grad is not None for parameter in self.parameters]
+        anywhere = self.processes.total(torch.tensor(has_one, dtype=torch.float)).tolist()
+        used = [parameter for parameter, count in zip(self.parameters, anywhere) if count]
+        for parameter in used:
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        return [parameter.grad for parameter in used if parameter.grad is not None]
 
     def _update(self, loss: Tensor, norm: float | None) -> None:
         """Change the weights, unless loss or gradients are not finite, where that is measured."""

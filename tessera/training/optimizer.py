@@ -10,6 +10,8 @@ from torch import nn
 from tessera.base.errors import TesseraError, did_you_mean, expect
 from tessera.recipes.sections import Stage, TrainingSection
 
+NO_DECAY = "_no_weight_decay"  # the attribute by which state-spaces/mamba and others mark such parameters
+
 
 @dataclass(frozen=True)
 class FitOptions:
@@ -92,7 +94,7 @@ def parameter_groups(model: nn.Module, options: FitOptions | TrainingSection) ->
     for name, parameter in trained.items():
         last = name.rpartition(".")[2]
         scale = scales.get(last, options.scalar_learning_rate_scale) if name in scalars else 1.0
-        decays = parameter.dim() >= 2 and last != "A_log" and not getattr(parameter, "_no_weight_decay", False)
+        decays = parameter.dim() >= 2 and last != "A_log" and not getattr(parameter, NO_DECAY, False)
         groups.setdefault((options.weight_decay if decays else 0.0, scale), []).append(parameter)
     return [
         {"params": parameters, "weight_decay": decay, "lr": options.learning_rate * scale}

@@ -11,7 +11,10 @@ from tessera.base.errors import TesseraError
 from tessera.cli.main import main
 from tessera.models.saving.loading import model_folder
 from tessera.recipes.recipe import read_recipe
+from tessera.recipes.sections import TrainingSection
 from tessera.training import checkpoint_tensors
+from tessera.training.distributed import shard
+from tessera.training.optimizer import parameter_groups
 from tessera.training.run import train
 from tests.refusals import refused
 from tests.training.processes import interrupted, metrics, start, train_by
@@ -158,6 +161,18 @@ def test_what_is_written_in_the_background_is_what_was_there_at_the_start(alone,
         assert float(resumed.state[parameter]["step"]) == 3.0
     with pytest.raises(TesseraError, match="its tensors must be those of this model"):
         checkpoint_tensors.restore_weights(folder, torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 4)))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_marked_does_not_decay_where_it_is_sharded(alone):
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7, bias=False), torch.nn.Linear(7, 3, bias=False))
+    model[0].weight._no_weight_decay = True
+    shard(model)
+    groups = parameter_groups(model, TrainingSection(weight_decay=0.3))
+    assert {tuple(p.shape): group["weight_decay"] for group in groups for p in group["params"]} == {
+        (7, 5): 0.0,
+        (3, 7): 0.3,
+    }
 
 
 @pytest.mark.filterwarnings("ignore")

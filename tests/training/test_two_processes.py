@@ -5,14 +5,20 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 import traceback
+from datetime import timedelta
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tessera.base.checkpoints import latest_complete
 from tessera.cli.main import main
+from tessera.training.checkpoint import Checkpoints
+from tessera.training.distributed import SINGLE_PROCESS, init_processes
+from tessera.training.loop import StagePlan, TrainingLog, train_stages
+from tessera.training.optimizer import FitOptions
 from tests.short_books import beginnings  # noqa: F401 (a fixture)
 from tests.training.processes import metrics
 
@@ -56,7 +62,7 @@ def train(recipe, run, launcher, *options):
         assert main(["train", str(recipe), "--output", str(run)]) == 0
         return
     if launcher == "forks":
-        by_forks(["train", str(recipe), "--output", str(run), *options])
+        by_forks(lambda: main(["train", str(recipe), "--output", str(run), *options]))
         return
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -68,8 +74,8 @@ def train(recipe, run, launcher, *options):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def by_forks(words):
-    """The command in two forks of this process, which has imported what takes each new process seconds."""
+def by_forks(call):
+    """`call()`, a command's status, in two forks of this process, which has imported what takes others seconds."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
@@ -80,12 +86,62 @@ def by_forks(words):
             os.environ |= {**shared, "RANK": rank, "LOCAL_RANK": rank}
             status = 70
             try:
-                status = main(words)
+                status = call()
             except BaseException:
                 traceback.print_exc()
             finally:
                 os._exit(status)
     assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0]
+
+
+class Branches(torch.nn.Module):
+    """Parts that a process may use alone, as a layer that is dropped at random in the other."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.parts = torch.nn.ModuleList(torch.nn.Linear(3, 3, bias=False) for _ in range(4))
+
+
+def test_what_one_process_alone_has_gradients_of_is_the_same_in_both(tmp_path):
+    """Their gradients were added in the order in which each had them, one layer's to another's."""
+    options = FitOptions(steps=1, learning_rate=0.1, warmup_steps=0, clip=1.0, decay="constant")
+
+    def step(model, used, processes, folder):
+        x = torch.arange(3.0) + 1
+        plan = StagePlan(
+            options, lambda step: sum(factor * model.parts[part](x).sum() for part, factor in used.items())
+        )
+        train_stages(model, [plan], Checkpoints(folder, model, processes=processes), TrainingLog(), processes=processes)
+
+    def half():
+        with init_processes() as processes:
+            model = Branches()
+            step(model, ({0: 1, 2: 3}, {1: -2, 2: 5})[processes.rank], processes, tmp_path / "two")
+            save_file(model.state_dict(), tmp_path / f"{processes.rank}.safetensors")
+        return 0
+
+    by_forks(half)
+    whole = Branches()
+    before = {name: value.clone() for name, value in whole.state_dict().items()}
+    step(whole, {0: 1, 1: -2, 2: 8}, SINGLE_PROCESS, tmp_path / "one")
+    for rank in "01":
+        for name, value in load_file(tmp_path / f"{rank}.safetensors").items():
+            torch.testing.assert_close(value, whole.state_dict()[name], rtol=0, atol=1e-6)
+            assert torch.equal(value, before[name]) == (name == "parts.3.weight")
+
+
+def test_processes_wait_for_one_that_works_longer_than_a_step_may_take():
+    """Half an hour at most (ten minutes with NCCL): tokenising a large text took longer, and began again each time."""
+
+    def wait():
+        with init_processes() as processes:
+            torch.distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=1))
+            time.sleep(3 * processes.is_first)
+            processes.wait()
+        return 0
+
+    by_forks(wait)
 
 
 @pytest.mark.slow
