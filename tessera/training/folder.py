@@ -39,7 +39,7 @@ RECIPE = "recipe.yaml"
 RESUMABLE_KEYS = {
     f"training.{name}" for name in ("log_every", "evaluate_every", "checkpoint_every", "keep_checkpoints", "report_to")
 }
-STEPS = "training.steps"
+STEPS, EVALUATE_EVERY = "training.steps", "training.evaluate_every"
 SECTIONS = {"name", "model", "data", "tokenizer", "training", "seed"}
 
 
@@ -78,11 +78,12 @@ def expect_same(run: Path, recipe: Recipe) -> None:
     """Raise `TesseraError` unless the run's recipe says what `recipe` says, naming the first key that differs.
 
     Keys that a later release has added count with their defaults, and those that it has dropped do not. Intervals may
-    differ, and there may be more steps.
+    differ (but not of validations where there are stages, which end by them), and there may be more steps.
     """
     before, now = _flat(_completed(_read(run / RECIPE)[1])), _flat(recipe_to_dict(recipe))
     is_longer = isinstance(before.get(STEPS), int) and now[STEPS] > before[STEPS]
-    fixed = (before.keys() | now.keys()) - RESUMABLE_KEYS - ({STEPS} if is_longer else set())
+    free = RESUMABLE_KEYS | ({STEPS} if is_longer else set())
+    fixed = (before.keys() | now.keys()) - (free - {EVALUATE_EVERY} if recipe.training.curriculum else free)
     differing = [key for key in sorted(fixed) if before.get(key) != now.get(key)]
     if differing:
         key = differing[0]

@@ -23,7 +23,7 @@ from tessera.models.adjusting import adjust_model
 from tessera.recipes.sections import Recipe, Stage
 from tessera.tasks.question_answering import QuestionBatch, QuestionTask, question_task
 from tessera.training.corpus import open_corpus
-from tessera.training.distributed import SINGLE_PROCESS, Processes, micro_batches
+from tessera.training.distributed import SINGLE_PROCESS, Processes, batch_shape, micro_batches
 from tessera.training.training_data import CorpusData, TextData, TrainingData
 
 LOSS_SHARE = 1e-3  # of a score: between equal shares of right answers the loss decides
@@ -115,10 +115,8 @@ class StagedText(CorpusData, StagedData):
 
     def predictions(self, model: nn.Module, stage: Stage) -> dict[str, float]:
         """See `CorpusData.measured`."""
-        training, length = self.recipe.training, stage.length * self.segment
-        options = (training.evaluate_sequences, self.recipe.data.document_ids)
-        windows = ValidationWindows(self.corpus.validation, length, *options)
-        numbers = self.measured(model, windows, training.batch_size // self.processes.count)
+        options = (self.recipe.training.evaluate_sequences, self.recipe.data.document_ids)
+        numbers = self.measured(model, ValidationWindows(self.corpus.validation, stage.length * self.segment, *options))
         return {"score": math.exp(-numbers["validation_loss"]), **numbers}
 
 
@@ -188,14 +186,15 @@ class StagedQuestions(StagedData):
         With answers of unequal lengths that loss is not the mean over all tokens. It stays what stored results have.
         """
         training, losses, shares = self.recipe.training, 0.0, 0.0
+        micro, _ = batch_shape(training, self.processes.count)
         for first in range(0, training.evaluate_sequences, training.batch_size):
             count = min(training.batch_size, training.evaluate_sequences - first)
             batch = self.batch(stage, count, self.lengths(stage, stage.length)[-1], first, "validation")
             start, stop = self.processes.shard_rows(count)
             sums = torch.zeros(3, dtype=torch.double)  # of the loss, of its tokens, of shares of right answers
-            if start < stop:
-                total, answers, right = score_answers(model, batch.rows(start, stop))
-                sums = torch.tensor([total.item(), answers.item(), right.sum().item()], dtype=torch.double)
+            for row in range(start, stop, micro):
+                total, answers, right = score_answers(model, batch.rows(row, min(row + micro, stop)))
+                sums += torch.tensor([total.item(), answers.item(), right.sum().item()], dtype=torch.double)
             loss, tokens, shares_right = self.processes.total(sums).tolist()
             losses += loss / tokens * count
             shares += shares_right

@@ -123,8 +123,9 @@ class CorpusData(TrainingData):
                     loss = loss - balancing * (1 - 1 / count) * output.aux_loss
             yield loss
 
-    def measured(self, model: nn.Module, windows: ValidationWindows, batch_size: int) -> dict[str, float]:
+    def measured(self, model: nn.Module, windows: ValidationWindows) -> dict[str, float]:
         """Nats per token and bits per byte of all windows, which the processes share."""
+        batch_size, _ = batch_shape(self.recipe.training, self.processes.count)
         share = {"rank": self.processes.rank, "world_size": self.processes.count}
         part = loss_by_position(model, windows, batch_size, context=self.autocast, **share)
         loss = LossByPosition(*self.processes.total(torch.stack([part.total, part.count]))).mean
@@ -164,8 +165,7 @@ class TextData(CorpusData):
 
     def validation(self, model: nn.Module, stage: Stage) -> dict[str, float]:
         """See `CorpusData.measured`."""
-        micro, _ = batch_shape(self.recipe.training, self.processes.count)
-        return self.measured(model, self.held_out, micro)
+        return self.measured(model, self.held_out)
 
 
 def takes_num_items(model: nn.Module) -> bool:

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tessera.base.checkpoints import FOLDER, verify
 from tessera.base.errors import TesseraError, TrainingInterrupted
 from tessera.evaluation.loss import evaluate_text
+from tessera.models.recurrence import SegmentedForCausalLM
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.recipes.recipe import read_recipe
 from tessera.training import run as run_module
@@ -20,6 +21,7 @@ from tessera.training.run import Interruption, train
 from tessera.training.run_data import evaluation_text
 from tessera.training.run_log import MetricsFile
 from tests.covering import some
+from tests.refusals import refused
 from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
 
 pytestmark = pytest.mark.usefixtures("short_books")
@@ -110,6 +112,12 @@ def test_a_validation_counts_each_context_once(recipe_of, monkeypatch):
     assert numbers["validation_exact_match"] == right.double().mean()
     assert abs(right.double().mean() - (right * counts).sum() / counts.sum()) > 0.01, "both means are the same here"
     assert numbers["validation_loss"] == pytest.approx((2 * (1 + 2 + 3 + 4) + 5) / 9)
+
+
+def test_validations_that_end_stages_stay_where_they_are(whole, recipe_of):
+    """They choose the weights that the next stage begins with: the run would end with others."""
+    recipe = recipe_of(QUESTIONS, "training.evaluate_every=1")
+    refused("training.evaluate_every is 3 there and 1 here", train, recipe, whole[0], resume=True)
 
 
 @some(("stage", "step"), [(0, 3), (1, 0), (1, 4)], by_default=[(1, 4)])
@@ -269,11 +277,20 @@ TWO_STEPS_EACH = (
 
 
 @some("section", [{}, TEXT], by_default=[{}], ids=["questions", "text"])
-def test_accumulation_in_stages_changes_rounding_only(recipe_of, tmp_path, section):
-    lines = []
+def test_accumulation_in_stages_changes_rounding_only(recipe_of, tmp_path, section, monkeypatch):
+    """And no forward pass reads more rows than `micro_batch_size`, of training or validation."""
+    lines, rows, forward = [], [], SegmentedForCausalLM.forward
+
+    def counted(self, input_ids=None, **options):
+        rows.append(len(input_ids))
+        return forward(self, input_ids, **options)
+
+    monkeypatch.setattr(SegmentedForCausalLM, "forward", counted)
+    monkeypatch.setattr(staged_data, "measured", lambda *_: None)  # how sure its answers are, behind the training
     for size in ("null", "1"):
         options = (STRETCH, "model.gate_penalty=0.5", "data.early_questions=1") if not section else ()
         recipe = recipe_of({**QUESTIONS, **section}, f"training.micro_batch_size={size}", *options, *TWO_STEPS_EACH)
+        rows.clear()
         train(recipe, tmp_path / size, progress=False)
         lines.append(MetricsFile(tmp_path / size / "metrics.jsonl").read())
     for name in ("loss", "gradient_norm", "validation_loss"):
@@ -281,6 +298,7 @@ def test_accumulation_in_stages_changes_rounding_only(recipe_of, tmp_path, secti
         assert parts == pytest.approx(whole, rel=1e-4), name
         assert len(whole) >= 4
     assert lines[0] != lines[1], "nothing was accumulated"
+    assert max(rows) == (2 if not section else 1)  # two questions about a context are read at once
 
 
 def test_stages_take_the_options_of_plain_runs(recipe_of, tmp_path, monkeypatch):
