@@ -102,10 +102,12 @@ def latest_complete(run: Path) -> tuple[Path | None, list[str]]:
 
 
 def prune(newest: Path, keep: int) -> None:
-    """Delete all checkpoints but `newest` and the `keep` - 1 latest others; damaged ones may have later steps."""
-    others = [checkpoint for checkpoint in checkpoints(newest.parent.parent) if checkpoint != newest]
-    for checkpoint in others[keep - 1 :]:
-        shutil.rmtree(checkpoint, ignore_errors=True)
+    """Delete all checkpoints but `newest` and the `keep` - 1 before it: later ones are damaged and were passed over."""
+    known = checkpoints(newest.parent.parent)
+    kept = known[known.index(newest) :][:keep]
+    for checkpoint in known:
+        if checkpoint not in kept:
+            shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def checksum(path: Path) -> int:

@@ -64,9 +64,9 @@ def test_pruning_keeps_the_latest(run):
 
 
 def test_pruning_keeps_what_was_just_written(run):
-    """Behind damaged ones of later steps, from which no run goes on."""
-    prune(run / "checkpoints" / "checkpoint-5", 2)
-    assert [path.name for path in checkpoints(run)] == ["checkpoint-100", "checkpoint-5"]
+    """And the whole one before it: a damaged one of a later step, from which no run goes on, took the place of that."""
+    prune(run / "checkpoints" / "checkpoint-20", 2)
+    assert [path.name for path in checkpoints(run)] == ["checkpoint-20", "checkpoint-5"]
 
 
 def test_metrics_are_cut_back_and_a_torn_line_is_dropped(tmp_path):
