@@ -26,8 +26,8 @@ _TIMEOUT = 0.1  # seconds: its holder may remove the file before it is locked, a
 
 
 @contextmanager
-def held(path: Path, advice: str) -> Iterator[None]:
-    """Hold the lock file `path`, which is made and stays; it names the process that holds it.
+def held(path: Path, advice: str, stays: bool = True) -> Iterator[None]:
+    """Hold the lock file `path`, which is made and, unless it `stays`, deleted; it names the process that holds it.
 
     Raises `TesseraError` when another process, or another thread of this one, holds it.
     """
@@ -42,13 +42,14 @@ def held(path: Path, advice: str) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout:
-        raise TesseraError(f"{path.parent}: must be used by one process at a time; {_who(path)}. {advice}") from None
+        used = path.parent if stays else path.with_suffix("")
+        raise TesseraError(f"{used}: must be used by one process at a time; {_who(path)}. {advice}") from None
     try:
         yield
     finally:
         if lock.is_locked:  # not in a forked child, in which filelock has closed the handle
             with suppress(OSError):  # a full disk
-                _write(handles[0], {"kind": KIND})
+                _write(handles[0], {"kind": KIND}) if stays else path.unlink()
             lock.release()
 
 

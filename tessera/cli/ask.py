@@ -28,7 +28,15 @@ from typing import TYPE_CHECKING, Any
 from tessera.base.errors import TesseraError, expect
 from tessera.base.files import expect_output, expect_plain_file
 from tessera.cli.generate import add_sampling, refuse_sampling, sampling_of
-from tessera.cli.options import OUTPUT_HELP, expect_two_files, of_each, standard_texts, whole_number, write_json_lines
+from tessera.cli.options import (
+    OUTPUT_HELP,
+    expect_two_files,
+    hold_output,
+    of_each,
+    standard_texts,
+    whole_number,
+    write_json_lines,
+)
 
 if TYPE_CHECKING:
     from tessera.memory_files.memory import Memory
@@ -103,7 +111,7 @@ def _expect_one_way(arguments: argparse.Namespace) -> None:
     """Raise `TesseraError` for options that exclude each other."""
     from tessera.memory_files.page import is_page
 
-    expect_output(arguments.output, "ask", "--output")
+    hold_output(arguments, "ask", "output")
     expect_output(arguments.page, "ask", "--page", is_page, "a page")
     expect_two_files(arguments, "ask", "page", "output")
     if arguments.samples is not None:

@@ -22,6 +22,7 @@ from tessera.cli.options import (
     add_measured_models,
     context_length,
     decay,
+    hold_output,
     image_file,
     measured_model,
     num_examples,
@@ -97,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     expect_output(arguments.plot, "eval", "--plot", is_figure, "a figure")
     is_possible = chosen != "text" or arguments.output is None
     expect(is_possible, "eval", "--output", "come with --task or --tasks", "a text")
-    expect_output(arguments.output, "eval", "--output")
+    hold_output(arguments, "eval", "output")
     rows: list[dict] = []
     measure, print_in_words = {
         "text": (_on_text, display.print_text_reports),

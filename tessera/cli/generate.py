@@ -13,8 +13,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from tessera.base.errors import expect
-from tessera.base.files import expect_output, write_text_atomically, writing
-from tessera.cli.options import of_each, positive_int, probability, seed, temperature, whole_number
+from tessera.base.files import write_text_atomically, writing
+from tessera.cli.options import hold_output, of_each, positive_int, probability, seed, temperature, whole_number
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     expect(weights is None or arguments.compile, "generate", "--weights", "be used with --compile", weights)
     is_possible = arguments.prompt_lookup is None or arguments.num_beams == 1
     expect(is_possible, "generate", "--prompt-lookup", "be left out with --num-beams", arguments.prompt_lookup)
-    expect_output(arguments.out, "generate", "--out")
+    hold_output(arguments, "generate", "out")
     prompts = [arguments.prompt] if arguments.prompts is None else read_prompts(arguments.prompts)
     models = {folder: (load_model(folder), load_tokenizer(folder)) for folder in dict.fromkeys(arguments.models)}
     for folder, (model, tokenizer) in models.items():

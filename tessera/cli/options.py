@@ -13,7 +13,7 @@ from typing import Any
 
 from tessera.base.dataclass_io import to_json
 from tessera.base.errors import TesseraError, expect
-from tessera.base.files import write_text_atomically
+from tessera.base.files import expect_output, write_text_atomically, writing
 
 OUTPUT_HELP = "write one JSON line for each question into this new file, with its prompt, the answer and the score"
 PIECE = 1 << 16  # characters of standard input that are read at once
@@ -165,6 +165,22 @@ def of_each(names: Iterable[str], result_of: Callable[[str], Any]) -> tuple[list
             print(error if name in str(error) else f"{name}: {error}", file=sys.stderr)
             status = 2
     return results, status
+
+
+def hold_output(arguments: argparse.Namespace, where: str, name: str) -> None:
+    """`expect_output` of a new file, which no other process may make until the verb has ended.
+
+    Raises `TesseraError`: it exists, cannot be written, or another process is about to write it.
+    """
+    from tessera.base.locks import held
+
+    path, option = getattr(arguments, name), f"--{name}"
+    expect_output(path, where, option)
+    if path is not None:
+        lock = held(path.with_name(f"{path.name}.lock"), f"Use another {option}.", stays=False)
+        with writing(path):
+            arguments.until_end.enter_context(lock)
+        expect_output(path, where, option)  # who held it may have written it meanwhile
 
 
 def refuse_options(arguments: argparse.Namespace, where: str, names: Iterable[str], unless: str) -> None:

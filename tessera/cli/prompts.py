@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 
 from tessera.base.dataclass_io import to_json
 from tessera.base.errors import TesseraError, did_you_mean, expect
-from tessera.base.files import expect_output, expect_plain_file
+from tessera.base.files import expect_plain_file
 from tessera.cli.options import (
     add_measured_models,
+    hold_output,
     measured_model,
     num_examples,
     of_each,
@@ -71,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name, default in DEFAULTS[chosen[0]].items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, default)
-    expect_output(arguments.output, "prompts", "--output")
+    hold_output(arguments, "prompts", "output")
     for path in arguments.files or ():
         expect_plain_file(path, "prompts", "--files")
     measurement = (_many_shot if arguments.many_shot else _documents)(arguments)
