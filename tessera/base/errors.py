@@ -50,6 +50,12 @@ def first_line(error: BaseException) -> str:
     return lines[0].rstrip(".") if lines else type(error).__name__
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether it is Python's, a GPU's, or what PyTorch says on CPUs, where it has no class of its own."""
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or any(sign in str(error) for sign in ("can't allocate memory", "Storage size calculation overflowed"))
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`Did you mean 'x'?` when some known name is close to `name`, and the list of known names in any case."""
     known = sorted(map(str, known))

@@ -14,12 +14,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import NoReturn
 
 import tessera
 from tessera.base import plugins
-from tessera.base.errors import TesseraError, first_line
+from tessera.base.errors import TesseraError, first_line, is_out_of_memory
 
 USER_ERROR, INTERRUPTED = 2, 130
 SECONDS_FOR_THE_FIRST = 3
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parsed = _parse(arguments)
         _quieten_libraries()
         _share_cores()
-        with _signals_as_exceptions():
+        with _signals_as_exceptions(), ExitStack() as parsed.until_end:
             for name in parsed.imports:
                 plugins.import_file(name)
             status = importlib.import_module(f"tessera.cli.{parsed.verb}").run(parsed) or 0
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _flush_or_abandon_output()
         return 0
     except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         print(f"tessera: out of memory ({first_line(error)[:200]}). Use a smaller batch or model.", file=sys.stderr)
         return USER_ERROR
@@ -147,12 +147,6 @@ def _signals_as_exceptions() -> Iterator[None]:
     finally:
         for number in ours:
             signal.signal(number, signal.SIG_DFL)
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Python's, a GPU's, or what PyTorch says on CPUs, where it has no class of its own."""
-    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return named or any(sign in str(error) for sign in ("can't allocate memory", "Storage size calculation overflowed"))
 
 
 def _flush_or_abandon_output() -> None:

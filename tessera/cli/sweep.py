@@ -8,7 +8,8 @@ Where seeds vary beside other settings, a second table gives means over seeds wi
 is taken for seed.)
 
 The same command goes on where it was stopped, and trains no run twice. Each run is a folder under --output, as tessera
-train makes it; sweep.json beside them holds the table. A run whose loss is not finite is a row that says so.
+train makes it; sweep.json beside them holds the table. A run whose loss is not finite, or for which there is too little
+memory, is a row that says so.
 """
 
 import argparse
@@ -62,7 +63,7 @@ def _print(runs: list[dict[str, Any]]) -> None:
     from tessera.evaluation.display import print_table
     from tessera.papers.records import mean_of
     from tessera.papers.tables import with_error
-    from tessera.tools.sweep import best, over_seeds
+    from tessera.tools.sweep import NO_MEMORY, best, over_seeds
 
     are_questions = any(run["validation_exact_match"] is not None for run in runs)
     second = "validation_exact_match" if are_questions else "validation_bits_per_byte"
@@ -71,7 +72,8 @@ def _print(runs: list[dict[str, Any]]) -> None:
     rows = []
     for number, run in enumerate(runs):
         cells = ["-" if run[name] is None else format(run[name], form) for name, form in forms.items()]
-        rows.append([*cells, "not finite" if run["problem"] else "best" * (number == winner)])
+        problem = run["problem"] and (NO_MEMORY if NO_MEMORY in run["problem"] else "not finite")
+        rows.append([*cells, problem or "best" * (number == winner)])
     loss = "nats/token of answers" if are_questions else "nats/token"
     columns = (loss, "right" if are_questions else "bits/byte", "parameters", "tokens", "")
     print_table(columns, [_name(run["values"]) for run in runs], rows)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from tessera.base.errors import TesseraError, first_line
+from tessera.base.errors import TesseraError, first_line, is_out_of_memory
 from tessera.base.files import write_text_atomically, writing
 from tessera.evaluation.display import short_names
 from tessera.recipes.recipe import read_recipe
@@ -19,7 +19,7 @@ from tessera.training.folder import RECIPE, RESULT, equals_saved, is_run
 from tessera.training.loop import NotFinite
 from tessera.training.run import train
 
-TABLE = "sweep.json"
+TABLE, NO_MEMORY = "sweep.json", "out of memory"
 LOSS, RIGHT, BITS = "validation_loss", "validation_exact_match", "validation_bits_per_byte"
 NUMBERS = ("parameters", "tokens", LOSS, BITS, RIGHT, "tokens_per_second")  # of a run's result
 
@@ -71,7 +71,7 @@ class Sweep(NamedTuple):
 
         That is the recipe, `shared`: the overrides of all runs, `runs`: see `outcome`, and the folder of the `best`.
         The file is written anew after each run. `begin(number, point)` is called before a training. One whose loss is
-        not finite is noted as such, and the next begins.
+        not finite, or that needs more memory than there is, is noted as such, and the next begins.
         Raises `TesseraError`: data that cannot be used, or a folder that holds other things.
         """
         varying = {key for key, _ in self.points[0].values}
@@ -88,8 +88,10 @@ class Sweep(NamedTuple):
                 begin(number, point)
                 try:
                     train(recipe, folder, resume=True)
-                except NotFinite as error:
-                    problem = first_line(error)
+                except (NotFinite, MemoryError, RuntimeError) as error:
+                    if not (isinstance(error, NotFinite) or is_out_of_memory(error)):
+                        raise
+                    problem = first_line(error) if isinstance(error, NotFinite) else f"{NO_MEMORY}: {first_line(error)}"
             table["runs"].append(outcome(point, folder, problem))
             winner = best(table["runs"])
             table["best"] = None if winner is None else table["runs"][winner]["folder"]

@@ -5,10 +5,12 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tessera.base.locks import held
 from tessera.cli.main import main
 
 COUNTS = {
@@ -48,6 +50,40 @@ def test_counts(tessera, verb, option, value):
 )
 def test_counts_whose_memory_no_machine_has(refused, run_folder, verb, arguments, message):
     refused(message, verb, *(run_folder if argument == "RUN" else argument for argument in arguments))
+
+
+OUTPUTS = {
+    "eval": ("--task", "copy", "--output"),
+    "prompts": ("--many-shot", "banking77", "--output"),
+    "ask": ("Who?", "--memory", "m", "--output"),
+    "generate": ("--prompt", "a", "--out"),
+}
+
+
+@pytest.mark.parametrize("verb", OUTPUTS)
+def test_two_processes_do_not_write_one_file(tessera, refused, tmp_path, verb):
+    """Both saw that it was new, and the later took the place of the earlier, hours of answers."""
+    output = tmp_path / "answers.jsonl"
+    command = (verb, tmp_path / "no model", *OUTPUTS[verb], output)
+    with held(tmp_path / "answers.jsonl.lock", "", stays=False):
+        refused(f"{output}: must be used by one process at a time; process {os.getpid()} on ", *command)
+    status, _, err = tessera(*command)
+    assert status == 2
+    assert "one process" not in err
+    assert not list(tmp_path.iterdir()), "a lock was left"
+
+
+def test_what_another_process_wrote_just_before_is_kept(refused, tmp_path, monkeypatch):
+    output = tmp_path / "answers.jsonl"
+
+    @contextmanager
+    def held_by_another_until_now(*_, **options):
+        output.write_text("its answers")
+        yield
+
+    monkeypatch.setattr("tessera.base.locks.held", held_by_another_until_now)
+    refused("must be a new file", "eval", tmp_path, "--task", "copy", "--output", output)
+    assert output.read_text() == "its answers"
 
 
 def test_a_batch_is_as_large_as_the_text(tessera, run_folder):

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+import torch
 
 from tessera.tools.sweep import BITS, NUMBERS, Sweep, best, grid, over_seeds
 from tests.cli.conftest import OPTIONS
@@ -91,6 +92,23 @@ def test_questions_have_right_answers_and_no_bits(tessera, done, tmp_path, monke
     status, _, err = tessera(*command, "seed=2")
     assert status == 2
     assert "cannot be read as a run's result (RecursionError" in err.splitlines()[-1]
+
+
+def test_a_run_without_memory_is_a_row_and_the_next_begins(done, tmp_path, monkeypatch):
+    """It ended the sweep, and did so again whenever that went on."""
+
+    def train(recipe, folder, resume):
+        folder.mkdir(parents=True)
+        if recipe.training.batch_size == 64:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80 GiB.")
+        numbers = {"validation_loss": 1.0, "validation_bits_per_byte": 1.0, "parameters": 5, "tokens": 7}
+        (folder / "run.json").write_text(json.dumps({"result": numbers}))
+
+    monkeypatch.setattr("tessera.tools.sweep.train", train)
+    out, _ = done("sweep", "tiny", "--output", tmp_path / "runs", "training.batch_size=64,32")
+    assert [line.split()[-1] for line in out.splitlines()[1:3]] == ["memory", "best"]
+    table = json.loads((tmp_path / "runs" / "sweep.json").read_text())
+    assert table["runs"][0]["problem"].startswith("out of memory: CUDA out of memory. Tried")
 
 
 def test_another_sweep_in_the_same_folder_is_refused(tessera, corpus, tmp_path):
