@@ -17,6 +17,10 @@ from tessera.recipes.model_section import model_problems
 from tessera.recipes.recipe_files import COMMAND_LINE, apply_overrides, find_recipe, recipe_mapping
 from tessera.recipes.sections import Recipe
 
+# Of what is a mapping, for those who gave one of its values in its place.
+EXAMPLES = {"model": "{type: memory_mosaic}", "data": "{source: stories}", "data.task": "{name: babilong}"}
+EXAMPLES |= {"tokenizer": "{type: gpt2}", "training": "{steps: 100}"}
+
 
 def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe in `path` (a YAML file, or the name of a shipped one) changed by `key=value` overrides.
@@ -33,7 +37,8 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     def report(key: str, message: str) -> None:
         ours = any(f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.") for name in overridden)
         where = COMMAND_LINE if ours else str(path)
-        problems.append(f"{where}: {key} {message}")
+        example = f" For example {EXAMPLES[key]}." if key in EXAMPLES and "a mapping" in message else ""
+        problems.append(f"{where}: {key} {message}{example}")
 
     mapping.setdefault("name", file.stem)
     recipe = read_dataclass(Recipe, mapping, report)

@@ -43,7 +43,9 @@ def apply_overrides(mapping: dict[str, Any], overrides: Sequence[str], problems:
         *parents, last = key.split(".")
         section: Any = mapping
         for parent in parents:
-            section = section.setdefault(parent, {}) if isinstance(section, dict) else None
+            if isinstance(section, dict) and section.get(parent) is None:  # a saved recipe says task: null
+                section[parent] = {}
+            section = section[parent] if isinstance(section, dict) else None
         try:
             value = parse_yaml(text, COMMAND_LINE, key)
         except TesseraError:

@@ -97,7 +97,9 @@ def test_all_problems_come_in_one_message_each_with_file_and_key(recipe, tmp_pat
         ("training", {"checkpoint_every": 0}, "training.checkpoint_every must be a positive integer; got 0."),
         ("training", {"learning_rate": float("nan")}, "training.learning_rate must be a number; got nan."),
         ("training", {"trainer": {"tf32": True}}, "training.trainer is not a known key; got {'tf32': True}."),
-        ("training", 3, "training must be a mapping; got 3."),
+        ("training", 3, "training must be a mapping; got 3. For example {steps: 100}."),
+        ("tokenizer", "gpt2", "tokenizer must be a mapping; got 'gpt2'. For example {type: gpt2}."),
+        ("data", {"task": "babilong"}, "must be a mapping or null; got 'babilong'. For example {name: babilong}."),
         ("data", {"source": 7}, "data.source must be text or a list of text; got 7."),
         ("data", {"validation_fraction": 1.0}, "data.validation_fraction must lie in (0, 1); got 1.0."),
         ("data", {"format": "csv"}, "data.format must be one of text, json_lines; got 'csv'."),
@@ -136,6 +138,13 @@ def test_all_problems_come_in_one_message_each_with_file_and_key(recipe, tmp_pat
 def test_one_problem_one_line(recipe, section, values, message):
     (line,) = problems(recipe, with_(**{section: values}))
     assert message in line
+
+
+def test_a_key_below_a_null_can_be_given(recipe):
+    """A run's own recipe.yaml has every key, most of them null."""
+    stages = "training.curriculum=[{length: 1, steps: 1}]"
+    asked = recipe(with_(data={"task": None}, training=None), ["data.task.name=babilong", stages])
+    assert asked.data.task == {"name": "babilong"}
 
 
 def test_problems_of_overrides_name_the_command_line(recipe):
