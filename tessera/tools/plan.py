@@ -151,6 +151,7 @@ class _Rules(TorchFunctionMode):
 # float32 without them, as PyTorch multiplies unless told otherwise.
 H100_FLOPS = {"bf16": 989e12, "fp32": 67e12}
 DAY = 86400.0
+UNITS = {"GB": 1e9, "MB": 1e6, "kB": 1e3}
 
 
 def plan(
@@ -211,16 +212,26 @@ def plan(
     }
 
 
+def shown_size(size: float) -> str:
+    """Bytes in the largest unit, up to GB, that shows something of them.
+
+    >>> [shown_size(size) for size in (34.27e9, 5e6, 400, 0)]
+    ['34.27 GB', '5.00 MB', '0.40 kB', '0.00 GB']
+    """
+    unit, power = next((known for known in UNITS.items() if size >= known[1] / 100), ("GB", 1e9))
+    return f"{size / power:,.2f} {unit}"
+
+
 def lines(planned: dict[str, Any]) -> Iterator[str]:
     """What `tessera plan` prints of a plan."""
     yield f"{planned['recipe']}: {planned['parameters']:,} parameters; devices: {planned['devices']:,}"
     for name, size in planned["memory"].items():
-        yield f"{name:<18}{size / 1e9:12,.2f} GB"
+        yield f"{name:<18}{shown_size(size):>15}"
     missing = planned["missing_memory"]
     if missing is not None:
         less = planned["needs_less"]
         hint = f"; {', '.join(less)} {'need' if less[1:] else 'needs'} less" if less else ""
-        yield f"does not fit: {missing / 1e9:,.2f} GB are missing{hint}" if missing else "fits"
+        yield f"does not fit: {shown_size(missing)} are missing{hint}" if missing else "fits"
     yield f"at once           {planned['at_once']}, {planned['precision']}, nothing compiled"
     for name in ("flops_per_step", "tokens_per_step", "tokens_per_second", "days"):
         yield f"{name.replace('_', ' '):<18}{planned[name]:12.4g}"

@@ -6,7 +6,7 @@ from functools import lru_cache
 import pytest
 
 from tessera.recipes.recipe import read_recipe
-from tessera.tools.plan import step_memory
+from tessera.tools.plan import shown_size, step_memory
 
 RECIPE = ("tiny", "data.context=32", "model.num_layers=1")
 
@@ -38,13 +38,14 @@ def test_lines_and_json_agree(tessera):
         0.5 * 4 * 312e12 * plan["tokens_per_step"] / plan["flops_per_step"]
     )
     for name, size in plan["memory"].items():
-        assert any(line.startswith(name) and f"{size / 1e9:,.2f} GB" in line for line in out.splitlines())
+        assert any(line.startswith(name) and line.endswith(f" {shown_size(size)}") for line in out.splitlines())
+    assert not any(shown_size(size).startswith("0.00") for size in plan["memory"].values() if size)
 
 
 def test_what_does_not_fit_is_an_answer(tessera):
     status, out, err = tessera("plan", *RECIPE, "--devices", "2", "--device-memory", "1kB")
     assert (status, err) == (0, "")
-    assert "does not fit: 0.00 GB are missing; training.shard=true," in out
+    assert f"does not fit: {shown_size(counted()['peak'] - 1000)} are missing; training.shard=true," in out
 
 
 def test_settings_that_take_less_are_those_that_are_not_taken(tessera):
@@ -52,7 +53,15 @@ def test_settings_that_take_less_are_those_that_are_not_taken(tessera):
     out = tessera(*one_device)[1]
     assert "missing; training.micro_batch_size=1, training.gradient_checkpointing=true need less\n" in out
     all_taken = ("training.micro_batch_size=1", "training.gradient_checkpointing=true", "training.shard=true")
-    assert "does not fit: 0.00 GB are missing\n" in tessera(*one_device[:-1], "--devices", "2", *all_taken)[1]
+    assert " MB are missing\n" in tessera(*one_device[:-1], "--devices", "2", *all_taken)[1]
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(34.27e9, "34.27 GB"), (5e6, "5.00 MB"), (4.9e6, "4.90 MB"), (400, "0.40 kB"), (4, "0.00 GB"), (0, "0.00 GB")],
+)
+def test_sizes_have_a_unit_that_shows_them(size, text):
+    assert shown_size(size) == text
 
 
 @pytest.mark.parametrize("value", ["80 GB", "x", "-1", "80", "GB", "1e3GB", "80gb", "nan", "", "0GB", "9" * 400 + "GB"])
