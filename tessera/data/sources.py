@@ -76,10 +76,8 @@ def text_source(
     expect(format in ("text", "json_lines"), "text_source", "format", "be text or json_lines", repr(format))
     if spec == "stories":
         return replace(_file_source("stories", story_files(split), separator), has_splits=True)
-    if isinstance(spec, str) and spec.startswith(HUB_PREFIX):
+    if isinstance(spec, str) and (spec.startswith(HUB_PREFIX) or (format == "text" and _is_hub_name(spec))):
         return TextSource(*dataset_source(spec.removeprefix(HUB_PREFIX), subset, split, text_column), has_splits=True)
-    if isinstance(spec, str) and format == "text" and _is_hub_name(spec):
-        return TextSource(*dataset_source(spec, subset, split, text_column), has_splits=True)
     name = spec if isinstance(spec, str) else ", ".join(spec)
     if format == "json_lines" and not (isinstance(spec, str) and spec in BUNDLED):
         return _file_source(name, text_files(spec, JSON_ENDINGS), separator, text_column)

@@ -6,11 +6,12 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from tessera.base.checkpoints import publish, verify
-from tessera.base.errors import TesseraError, expect, first_line
+from tessera.base.errors import expect
 from tessera.base.files import remove, writing
+from tessera.data.pretrained_tokenizers import pretrained_tokenizer
 from tessera.data.sources import TextSource, text_source
 from tessera.data.store import open_or_build, working_in
 from tessera.data.tokenizers import build_tokenizer
@@ -39,7 +40,7 @@ def open_corpus(recipe: Recipe, run: Path, *, saved_tokenizer: bool = True) -> C
     cache = run.resolve().parent / STORES
     training, validation = _sources(recipe.data)
     if saved_tokenizer and (run / "tokenizer.json").is_file():
-        tokenizer = load_saved_tokenizer(run)
+        tokenizer = pretrained_tokenizer(str(run))
     else:
         tokenizer = _new_tokenizer(recipe, training, cache)
     special_tokens = {"begin_token": recipe.data.begin_token, "end_token": recipe.data.end_token}
@@ -76,7 +77,7 @@ def _new_tokenizer(recipe: Recipe, text: TextSource, cache: Path) -> PreTrainedT
     name = hashlib.sha256(json.dumps([asdict(spec), text.identity]).encode()).hexdigest()[:16]
     trained = cache / f"tokenizer-{name}"
     if verify(trained) is None:
-        return load_saved_tokenizer(trained)
+        return pretrained_tokenizer(str(trained))
     tokenizer = build_tokenizer(spec, text.pieces())
     with writing(trained), working_in(cache):
         temporary = trained.with_name(f"{trained.name}.{os.getpid()}.tmp")
@@ -87,11 +88,3 @@ def _new_tokenizer(recipe: Recipe, text: TextSource, cache: Path) -> PreTrainedT
         finally:
             remove(temporary)
     return tokenizer
-
-
-def load_saved_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """What `save_pretrained` wrote into `folder`. Raises `TesseraError` when it cannot be read."""
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # transformers and tokenizers raise anything for damaged files
-        raise TesseraError(f"{folder}: the saved tokenizer cannot be read ({first_line(error)}).") from error
