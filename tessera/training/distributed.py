@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 
 from tessera.base.errors import TesseraError
 from tessera.recipes.sections import TrainingSection
-from tessera.training.optimizer import NO_DECAY
+from tessera.training.optimizer import mark, marked
 
 
 @dataclass(frozen=True)
@@ -121,10 +121,9 @@ def micro_batches(section: TrainingSection, processes: Processes) -> list[tuple[
 
 def shard(model: nn.Module, mesh: DeviceMesh | None = None) -> None:
     """Spread `model` over all processes (those of `mesh`), in place: each layer by itself, then what is left."""
-    marked = [name for name, parameter in model.named_parameters() if getattr(parameter, NO_DECAY, False)]
+    undecayed = marked(model)
     names = set(getattr(model, "_no_split_modules", None) or ())
     for module in [module for module in model.modules() if type(module).__name__ in names]:
         fully_shard(module, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    for name in marked:  # its parameters are new objects
-        setattr(model.get_parameter(name), NO_DECAY, True)
+    mark(model, undecayed)  # its parameters are new objects

@@ -10,8 +10,10 @@ from tessera.models.adjusting import adjusted_config
 from tessera.models.causality import expect_causal, expect_next_token
 from tessera.models.recurrence import SegmentedForCausalLM
 from tessera.models.saving.loading import load_model, load_tokenizer
+from tessera.models.sizes import meta_model
 from tessera.recipes.model_section import base_folder, build_model, config_for
 from tessera.recipes.sections import Recipe, TrainingSection
+from tessera.training.optimizer import mark, marked
 
 
 def starting_model(
@@ -28,6 +30,8 @@ def starting_model(
         if folder:
             _expect_same_tokens(key, folder, tokenizer)
     model = load_model(start, config) if start else build_model(config, recipe.seed, base)
+    if start or base:
+        mark(model, marked(meta_model(config)))  # loaded parameters are new objects
     expect_causal(model, f"model.type {recipe.model['type']}")
     expect_next_token(model, f"model.type {recipe.model['type']}", trains=True)
     follow_recipe(model, recipe)

@@ -103,6 +103,17 @@ def parameter_groups(model: nn.Module, options: FitOptions | TrainingSection) ->
     ]
 
 
+def marked(model: nn.Module) -> list[str]:
+    """Names of the parameters that carry `NO_DECAY`, which is lost where another object takes the place of one."""
+    return [name for name, parameter in model.named_parameters() if getattr(parameter, NO_DECAY, False)]
+
+
+def mark(model: nn.Module, names: list[str]) -> None:
+    """Have them carry it again."""
+    for name in names:
+        setattr(model.get_parameter(name), NO_DECAY, True)
+
+
 def scalar_parameters(model: nn.Module) -> set[str]:
     """Names of the per-head scalars (rates, bandwidths, scales, mixing weights): what the layers of `model` list in
     their class attribute `scalar_parameters`."""

@@ -8,10 +8,14 @@ import transformers
 import yaml
 from safetensors.torch import load_file
 
+from tessera import MemoryMosaicForCausalLM
 from tessera.models.lazy_logits import LazyLogits
 from tessera.models.saving.loading import load_model, load_tokenizer, model_folder
+from tessera.recipes.recipe import read_recipe
 from tessera.training import training_data
+from tessera.training.initial_model import starting_model
 from tessera.training.model_card import is_generated_card
+from tessera.training.optimizer import parameter_groups
 from tessera.training.run_log import MetricsFile
 from tests.covering import some
 from tests.refusals import refused
@@ -184,6 +188,25 @@ def test_training_goes_on_from_another_run(go, tmp_path):
     before = go(*start, folder="fresh").validation_loss
     after = go(*start, f"training.initialize_from={tmp_path / 'first'}", folder="continued").validation_loss
     assert after < before - 1
+
+
+def test_what_a_model_marks_against_decay_does_not_decay_with_loaded_weights(go, recipe_file, tmp_path, monkeypatch):
+    """`from_pretrained` puts other parameters in the place of those that were marked."""
+    go("training.steps=1", folder="first")
+    initialise = MemoryMosaicForCausalLM.__init__
+
+    def marking(self, *arguments, **options):
+        initialise(self, *arguments, **options)
+        self.get_input_embeddings().weight._no_weight_decay = True
+
+    monkeypatch.setattr(MemoryMosaicForCausalLM, "__init__", marking)
+    recipe = read_recipe(recipe_file, [f"training.initialize_from={tmp_path / 'first'}"])
+    model = starting_model(recipe, load_tokenizer(tmp_path / "first"))
+    decayed = [
+        p for group in parameter_groups(model, recipe.training) if group["weight_decay"] for p in group["params"]
+    ]
+    assert decayed
+    assert not any(parameter is model.get_input_embeddings().weight for parameter in decayed)
 
 
 def test_another_tokenizers_weights_are_not_taken(go, tmp_path):
