@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from tessera.base.errors import TesseraError
 from tessera.data.encoding import uncut
@@ -88,22 +87,18 @@ class Split:
         return {"input_ids": tokens, "labels": labels, "document_ids": numbers - numbers[0]}
 
 
-class TrainingWindows(Dataset):
-    """The training sequences of a whole run, `num_samples` of them, in the order in which they are used.
+class TrainingWindows:
+    """The training sequences of a run, without end, in the order in which they are used.
 
     Item i depends on (seed, i) and the text alone: not on the model, the number of processes or what was read before.
     Each pass over the text starts at another random offset below two contexts and visits its windows in another order,
     each once; less than two contexts at the ends are left out.
     """
 
-    def __init__(self, split: Split, context: int, num_samples: int, seed: int, document_ids: bool = False) -> None:
+    def __init__(self, split: Split, context: int, seed: int, document_ids: bool = False) -> None:
         split.require(context, "the training text")
-        self.split, self.context, self.num_samples = split, context, num_samples
-        self.seed, self.document_ids = seed, document_ids
+        self.split, self.context, self.seed, self.document_ids = split, context, seed, document_ids
         self.per_epoch = max(1, (split.stop - split.start) // context - 1)
-
-    def __len__(self) -> int:
-        return self.num_samples
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         epoch, place = divmod(index, self.per_epoch)
@@ -113,7 +108,7 @@ class TrainingWindows(Dataset):
         return self.split.window(self.split.start + offset + number * self.context, self.context, self.document_ids)
 
 
-class ValidationWindows(Dataset):
+class ValidationWindows:
     """At most `limit` windows, without overlap, spread evenly over the text; the same for every model and call."""
 
     def __init__(self, split: Split, context: int, limit: int | None = None, document_ids: bool = False) -> None:

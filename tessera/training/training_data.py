@@ -144,9 +144,8 @@ class TextData(CorpusData):
     @cached_property
     def training(self) -> TrainingWindows:
         """The sequences of all steps."""
-        data, section = self.recipe.data, self.recipe.training
-        samples = section.steps * section.batch_size
-        return TrainingWindows(self.corpus.training, data.context, samples, self.recipe.seed, data.document_ids)
+        data = self.recipe.data
+        return TrainingWindows(self.corpus.training, data.context, self.recipe.seed, data.document_ids)
 
     @cached_property
     def held_out(self) -> ValidationWindows:

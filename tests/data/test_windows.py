@@ -34,7 +34,7 @@ def test_orders_differ_and_look_random():
 
 
 def test_one_pass_covers_the_text_once(tmp_path):
-    windows = TrainingWindows(Split.of(store_of(tmp_path, 1000)), 10, 400, seed=3)
+    windows = TrainingWindows(Split.of(store_of(tmp_path, 1000)), 10, seed=3)
     for epoch in range(4):
         firsts = [int(windows[epoch * windows.per_epoch + place]["input_ids"][0]) for place in range(windows.per_epoch)]
         assert len(set(firsts)) == windows.per_epoch == 99
@@ -47,21 +47,21 @@ def test_one_pass_covers_the_text_once(tmp_path):
 
 def test_the_order_depends_on_the_seed_alone(tmp_path):
     split = Split.of(store_of(tmp_path, 500))
-    first, again, other = (TrainingWindows(split, 8, 60, seed) for seed in (1, 1, 2))
+    first, again, other = (TrainingWindows(split, 8, seed) for seed in (1, 1, 2))
     assert all(torch.equal(first[i]["input_ids"], again[i]["input_ids"]) for i in range(60))
     assert any(not torch.equal(first[i]["input_ids"], other[i]["input_ids"]) for i in range(60))
 
 
 @pytest.mark.parametrize("count", [8, 9, 15, 16, 17])
 def test_texts_of_about_one_window_work(tmp_path, count):
-    windows = TrainingWindows(Split.of(store_of(tmp_path, count)), 8, 20, seed=0)
+    windows = TrainingWindows(Split.of(store_of(tmp_path, count)), 8, seed=0)
     batch = stacked([windows[i] for i in range(20)])
     assert batch["input_ids"].shape == (20, 8)
     assert int(batch["input_ids"].max()) < count
 
 
 def test_text_shorter_than_a_context_is_refused(tmp_path):
-    refused(r"one context of 8 tokens; got 7 tokens", TrainingWindows, Split.of(store_of(tmp_path, 7)), 8, 1, seed=0)
+    refused(r"one context of 8 tokens; got 7 tokens", TrainingWindows, Split.of(store_of(tmp_path, 7)), 8, seed=0)
     refused("validation text", ValidationWindows, Split.of(store_of(tmp_path, 7)), 8)
 
 
@@ -75,7 +75,7 @@ def test_documents_are_numbered_and_not_predicted_across(tmp_path):
 
 def test_held_out_text_is_the_end_and_not_trained_on(tmp_path):
     training, validation = Split.of(store_of(tmp_path, 1000)).divided(0.1)
-    seen = {int(t) for i in range(300) for t in TrainingWindows(training, 10, 300, 0)[i]["input_ids"]}
+    seen = {int(t) for i in range(300) for t in TrainingWindows(training, 10, 0)[i]["input_ids"]}
     held_out = {int(t) for item in ValidationWindows(validation, 10) for t in item["input_ids"]}
     assert held_out == set(range(900, 1000))
     assert not seen & held_out
