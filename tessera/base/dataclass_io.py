@@ -88,7 +88,7 @@ def read_dataclass(cls: type, mapping: Any, report: Report, prefix: str = "") ->
             ok, values[item.name] = _read(hints[item.name], mapping[item.name], report, prefix + item.name)
             is_complete = is_complete and ok
         elif item.default is MISSING and item.default_factory is MISSING:
-            report(f"{prefix}{item.name}", f"must be given ({_describe(hints[item.name])}); got nothing.")
+            report(f"{prefix}{item.name}", f"must be given ({describe(hints[item.name])}); got nothing.")
             is_complete = False
     if not is_complete:
         return None
@@ -109,11 +109,6 @@ def fits(hint: Any, value: Any) -> bool:
     return _convert(hint, value)[0] and not (hint is float and isinstance(value, str))
 
 
-def describe(hint: Any) -> str:
-    """A type in words, as in "an integer or null"."""
-    return _describe(hint)
-
-
 def _read(hint: Any, value: Any, report: Report, key: str) -> tuple[bool, Any]:
     """(could it be read, the value as that type); reports what is wrong with it."""
     if isinstance(hint, type) and is_dataclass(hint):
@@ -128,7 +123,7 @@ def _read(hint: Any, value: Any, report: Report, key: str) -> tuple[bool, Any]:
         return all(ok for ok, _ in items), get_origin(hint)(entry for _, entry in items)
     ok, converted = _convert(hint, value)
     if not ok:
-        report(key, f"must be {_describe(hint)}; got {shown(value)}.")
+        report(key, f"must be {describe(hint)}; got {shown(value)}.")
     return ok, converted
 
 
@@ -186,12 +181,13 @@ def _number(value: Any) -> tuple[bool, Any]:
     return math.isfinite(number), number
 
 
-def _describe(hint: Any) -> str:
+def describe(hint: Any) -> str:
+    """A type in words, as in "an integer or null"."""
     origin, arguments = get_origin(hint), get_args(hint)
     if _is_union(hint):
-        return " or ".join(_describe(option) for option in arguments)
+        return " or ".join(describe(option) for option in arguments)
     if origin is tuple and arguments[1:] != (Ellipsis,):
         return f"a list of {len(arguments)} values"
     if origin in (list, tuple):
-        return f"a list of {_describe(arguments[0]).removeprefix('a ')}"
+        return f"a list of {describe(arguments[0]).removeprefix('a ')}"
     return _WORDS.get(origin or hint, "a mapping")

@@ -78,7 +78,8 @@ def _encodings(
     before = ""
     for piece in pieces:
         encoding = uncut(tokenizer).encode(before + piece, add_special_tokens=False)
-        first = _first_token(encoding, len(before), len(before) + len(piece)) if before else 0
+        numbers = map(encoding.char_to_token, range(len(before), len(before) + len(piece)))
+        first = next((number for number in numbers if number is not None), len(encoding.ids)) if before else 0
         yield piece, encoding, first, len(before)
         before = (before + piece)[-CONTEXT:]
 
@@ -96,9 +97,3 @@ def token_stream(
         raise TesseraError(f"{where} must hold text; got an empty one.")
     yield first
     yield from tokens
-
-
-def _first_token(encoding, begin: int, end: int) -> int:
-    """The number of the first token that stands for a character from `begin` on; all of them, if none does."""
-    numbers = (encoding.char_to_token(character) for character in range(begin, end))
-    return next((number for number in numbers if number is not None), len(encoding.ids))

@@ -53,7 +53,7 @@ def test_counts_whose_memory_no_machine_has(refused, run_folder, verb, arguments
 
 
 OUTPUTS = {
-    "eval": ("--task", "copy", "--output"),
+    "eval": ("--task", "reverse", "--output"),
     "prompts": ("--many-shot", "banking77", "--output"),
     "ask": ("Who?", "--memory", "m", "--output"),
     "generate": ("--prompt", "a", "--out"),
@@ -82,7 +82,7 @@ def test_what_another_process_wrote_just_before_is_kept(refused, tmp_path, monke
         yield
 
     monkeypatch.setattr("tessera.base.locks.held", held_by_another_until_now)
-    refused("must be a new file", "eval", tmp_path, "--task", "copy", "--output", output)
+    refused("must be a new file", "eval", tmp_path, "--task", "reverse", "--output", output)
     assert output.read_text() == "its answers"
 
 
