@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from tessera.base.dataclass_io import to_json
 from tessera.base.errors import TesseraError, first_line, is_out_of_memory
 from tessera.base.files import write_text_atomically, writing
 from tessera.evaluation.display import short_names
@@ -111,7 +112,9 @@ def outcome(point: Point, folder: Path, problem: str) -> dict[str, Any]:
     try:
         if not problem:
             numbers = json.loads((folder / RESULT).read_text(encoding="utf-8"))["result"]
-        known = {name: numbers.get(name) for name in NUMBERS}
+        known = to_json({name: numbers.get(name) for name in NUMBERS})
+        if not problem and known[LOSS] is None:  # as earlier releases left it
+            problem = "the validation loss is not finite"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise TesseraError(f"{folder / RESULT}: cannot be read as a run's result ({reason}). Delete it.") from None

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -32,7 +33,7 @@ from tessera.training.distributed import Processes, batch_shape, init_processes,
 from tessera.training.fit import stage_plans
 from tessera.training.folder import METRICS, RESULT, Claim, claimed, discard_replaced, saved_steps
 from tessera.training.initial_model import enable_checkpointing, starting_model
-from tessera.training.loop import Report, train_stages, unreported
+from tessera.training.loop import NotFinite, Report, train_stages, unreported
 from tessera.training.model_card import RunSummary, write_model_card
 from tessera.training.optimizer import schedule_factor, stage_options
 from tessera.training.run_log import MetricsFile, RunLog, expect_trackers, median_speed, trackers
@@ -239,6 +240,9 @@ def _summary(
     counts = [(plans[number], number, step) for number, stage in enumerate(stages) for step in range(stage.steps)]
     if not validation or "score" in validation:  # the best weights may be those of an earlier validation
         validation = data.validation(model, plans[-1])
+    if not math.isfinite(loss := validation["validation_loss"]):  # the last step's loss is of the weights before it
+        advice = "Lower the learning rate; its checkpoints hold the weights."
+        raise NotFinite(f"{run}: the validation loss at the end must be finite; got {loss}. {advice}")
     return RunSummary(
         name=data.recipe.name,
         folder=str(run),
@@ -246,7 +250,7 @@ def _summary(
         steps=len(counts),
         tokens=sum(data.batch_tokens(*place) for place in counts),
         skipped_steps=sum(progress.skipped for progress in stages),
-        validation_loss=validation["validation_loss"],
+        validation_loss=loss,
         validation_bits_per_byte=validation.get("validation_bits_per_byte"),
         tokens_per_second=median_speed(MetricsFile(run / METRICS).read()),
         validation_exact_match=validation.get("validation_exact_match"),

@@ -55,6 +55,23 @@ def test_a_run_that_diverges_is_a_row(done, corpus, tmp_path):
     assert json.loads((tmp_path / "runs" / "sweep.json").read_text())["runs"][1]["validation_loss"] is None
 
 
+def test_a_run_that_its_last_step_breaks_is_a_row(done, tessera, corpus, tmp_path):
+    """Its training loss was finite and its model published; the sweep ended in a traceback, whenever it was called."""
+    grid = ("training.clip=0", "training.warmup_steps=0", "training.steps=1")
+    options = [option for option in OPTIONS if not option.startswith(("training.steps", "training.warmup"))]
+    command = ("tiny", f"data.source={corpus}", *options, *grid)
+    done("sweep", *command, "training.learning_rate=1e-3,1e6", "--output", tmp_path / "runs")
+    broken = tmp_path / "runs" / "learning_rate=1e6"
+    assert not (broken / "run.json").exists()
+    message = "the validation loss at the end must be finite; got nan. Lower the learning rate"
+    status, _, err = tessera("train", *command, "training.learning_rate=1e6", "--output", broken, "--resume")
+    assert (status, message in err.splitlines()[-1]) == (2, True), err
+    (broken / "run.json").write_text('{"result": {"validation_loss": NaN, "parameters": 5}}')  # of an earlier release
+    out, _ = done("sweep", *command, "training.learning_rate=1e-3,1e6", "--output", tmp_path / "runs")
+    assert [line.endswith(end) for line, end in zip(out.splitlines()[1:3], ("best", "not finite"))] == [True, True]
+    assert json.loads((tmp_path / "runs" / "sweep.json").read_text())["runs"][1]["validation_loss"] is None
+
+
 def test_a_setting_that_diverges_from_a_seed_is_not_the_best(capsys):
     """The mean of the seeds that are left may be lower: it is of other runs."""
     from tessera.cli.sweep import _print
