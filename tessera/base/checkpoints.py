@@ -104,10 +104,9 @@ def latest_complete(run: Path) -> tuple[Path | None, list[str]]:
 def prune(newest: Path, keep: int) -> None:
     """Delete all checkpoints but `newest` and the `keep` - 1 before it: later ones are damaged and were passed over."""
     known = checkpoints(newest.parent.parent)
-    kept = known[known.index(newest) :][:keep]
-    for checkpoint in known:
-        if checkpoint not in kept:
-            shutil.rmtree(checkpoint, ignore_errors=True)
+    place = known.index(newest)
+    for checkpoint in known[:place] + known[place + keep :]:
+        shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def checksum(path: Path) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from tessera.base.errors import TesseraError
-from tessera.data.windows import ValidationWindows, stacked
+from tessera.data.windows import stacked
 from tessera.evaluation.questions import answer_loss, count_answers, is_segmented, score_answers
 from tessera.memory_files.answering import QUESTION_FORMAT
 from tessera.memory_files.certainty import measured
@@ -115,8 +115,7 @@ class StagedText(CorpusData, StagedData):
 
     def predictions(self, model: nn.Module, stage: Stage) -> dict[str, float]:
         """See `CorpusData.measured`."""
-        options = (self.recipe.training.evaluate_sequences, self.recipe.data.document_ids)
-        numbers = self.measured(model, ValidationWindows(self.corpus.validation, stage.length * self.segment, *options))
+        numbers = self.measured(model, stage)
         return {"score": math.exp(-numbers["validation_loss"]), **numbers}
 
 

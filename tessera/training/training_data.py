@@ -5,7 +5,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -123,9 +122,12 @@ class CorpusData(TrainingData):
                     loss = loss - balancing * (1 - 1 / count) * output.aux_loss
             yield loss
 
-    def measured(self, model: nn.Module, windows: ValidationWindows) -> dict[str, float]:
-        """Nats per token and bits per byte of all windows, which the processes share."""
-        batch_size, _ = batch_shape(self.recipe.training, self.processes.count)
+    def measured(self, model: nn.Module, stage: Stage) -> dict[str, float]:
+        """Nats per token and bits per byte of the stage's validation windows, which the processes share."""
+        section, context = self.recipe.training, stage.length * self.segment
+        options = (section.evaluate_sequences, self.recipe.data.document_ids)
+        windows = ValidationWindows(self.corpus.validation, context, *options)
+        batch_size, _ = batch_shape(section, self.processes.count)
         share = {"rank": self.processes.rank, "world_size": self.processes.count}
         part = loss_by_position(model, windows, batch_size, context=self.autocast, **share)
         loss = LossByPosition(*self.processes.total(torch.stack([part.total, part.count]))).mean
@@ -141,30 +143,19 @@ class CorpusData(TrainingData):
 class TextData(CorpusData):
     """All windows of a corpus in a random order, pass after pass: what a recipe without a curriculum trains on."""
 
-    @cached_property
-    def training(self) -> TrainingWindows:
-        """The sequences of all steps."""
-        data = self.recipe.data
-        return TrainingWindows(self.corpus.training, data.context, self.recipe.seed, data.document_ids)
-
-    @cached_property
-    def held_out(self) -> ValidationWindows:
-        """The sequences of a validation."""
-        data, sequences = self.recipe.data, self.recipe.training.evaluate_sequences
-        return ValidationWindows(self.corpus.validation, data.context, sequences, data.document_ids)
-
     def parts(self, stage: Stage, number: int, step: int) -> list[dict[str, Tensor]]:
         """See `CorpusData`."""
-        section = self.recipe.training
+        section, data = self.recipe.training, self.recipe.data
+        windows = TrainingWindows(self.corpus.training, data.context, self.recipe.seed, data.document_ids)
         first = step * section.batch_size
         return [
-            stacked([self.training[first + row] for row in range(start, stop)])
+            stacked([windows[first + row] for row in range(start, stop)])
             for start, stop in micro_batches(section, self.processes)
         ]
 
     def validation(self, model: nn.Module, stage: Stage) -> dict[str, float]:
         """See `CorpusData.measured`."""
-        return self.measured(model, self.held_out)
+        return self.measured(model, stage)
 
 
 def takes_num_items(model: nn.Module) -> bool:
