@@ -13,6 +13,7 @@ from tessera.memories.pair_memory import PairMemoryState
 from tessera.models.fingerprint import difference
 from tessera.models.forking import refuse_to_crop
 from tessera.models.forward_arguments import demand
+from tessera.models.padded_rows import in_order, padding_first
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,8 @@ def read_documents(
     if document_ids is not None:
         got = tuple(document_ids.shape)
         expect(got == (batch, steps), where, "document_ids", f"be {(batch, steps)}, one per step read now", got)
-        documents = document_ids
+        documents = document_ids.long()  # of few bits they have no -1 for padding
+        _expect_whole_documents(where, documents, real)
     elif position_ids is not None:
         documents = _documents_by_position(where, (batch, steps), position_ids, last, real)
     if real is None:
@@ -146,6 +148,19 @@ def read_documents(
 
 def _expect_rows(where: str, rows: int, held: Tensor) -> None:
     expect(held.shape[0] == rows, where, "past_key_values", f"have {rows} rows, as the text", held.shape[0])
+
+
+def _expect_whole_documents(where: str, documents: Tensor, real: Tensor | None) -> None:
+    """Refuse `documents` (B, T) of which one is in several pieces, and padding that no mask `real` (B, T) tells."""
+    if real is None:
+        needed = "be at least 0: attention_mask says what is padding"
+        demand((documents >= 0).all(), where, "document_ids", needed, lambda: f"values from {int(documents.min())}")
+    else:
+        documents = torch.where(real, documents, -1)
+        documents = in_order(documents, padding_first(documents))
+    pieces, kinds = ((numbers.diff(dim=1) != 0).sum(1) for numbers in (documents, documents.sort(dim=1).values))
+    needed = "hold each document in one piece"
+    demand((pieces == kinds).all(), where, "document_ids", needed, lambda: "a number that comes again behind others")
 
 
 def _documents_by_position(

@@ -94,7 +94,7 @@ def half_the_gradient_of_its_tokens(self, input_ids, **given):
 def begins_anew_behind_padding(model, ids, given):
     mask = given.pop("attention_mask", None)
     if mask is not None:
-        given["document_ids"] = torch.where(mask[:, -ids.shape[1] :].bool(), 0, -1)
+        given["document_ids"] = mask.diff(dim=1, prepend=mask[:, :1]).ne(0).cumsum(1)[:, -ids.shape[1] :]
     return given
 
 

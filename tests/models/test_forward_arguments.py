@@ -64,8 +64,12 @@ def test_ids_of_another_shape_are_refused(model):
 def test_arguments_of_stacks(name):
     model, ids = make(name), tokens()
     past = model(ids, use_cache=True).past_key_values
+    again, gap = (torch.tensor([[0] * 4 + [number] * 3 + [0] * 5, [0] * 12]) for number in (1, -1))
     for keywords, message in [
         ({"document_ids": torch.zeros(2, 13, dtype=torch.long)}, r"document_ids must be \(2, 12\)"),
+        ({"document_ids": again}, "document_ids must hold each document in one piece"),
+        ({"document_ids": again, "attention_mask": (again == 0).long().roll(1, 1)}, "in one piece"),
+        ({"document_ids": gap, "labels": ids}, "document_ids must be at least 0: attention_mask says what is padding"),
         ({"position_ids": torch.zeros(2, 13, dtype=torch.long)}, "position_ids must be"),
         ({"past_key_values": past, "attention_mask": torch.ones(2, 12)}, r"attention_mask must be \(2, 24\)"),
         ({"past_key_values": past, "cache_position": torch.arange(12)}, "cache_position must count on from 12"),
@@ -90,6 +94,17 @@ def test_arguments_of_segmented_models():
     ]:
         refused(message, model, ids, **keywords)
     model(ids, past_key_values=cache, attention_mask=torch.ones(2, 24))
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_documents_in_few_bits_with_padding_between_their_tokens(name):
+    model, ids = make(name), tokens(1, 12)
+    documents, mask = torch.tensor([[0] * 7 + [200] * 5], dtype=torch.uint8), torch.ones(1, 12, dtype=torch.long)
+    mask[0, [2, 3, 6, 9, 11]] = 0
+    outputs = [model(ids[mask.bool() & (documents == number)][None]) for number in (0, 200)]
+    actual = model(ids, mask, document_ids=documents, labels=ids)
+    close(actual.logits[mask.bool()], torch.cat([output.logits[0] for output in outputs]))
+    close(actual.loss, model(ids, mask, document_ids=documents.long(), labels=ids).loss)
 
 
 @pytest.mark.parametrize("name", STACKS)
