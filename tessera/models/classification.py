@@ -20,6 +20,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
     MODEL_MAPPING_NAMES,
 )
+from transformers.utils import can_return_tuple
 
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.linear_attention import LinearAttentionConfig, LinearAttentionPreTrainedModel
@@ -38,18 +39,18 @@ class SegmentedHiddenStates:
     The weights are those of the causal model, with the base's head, which is not used.
     """
 
-    def forward(self, *arguments: Any, return_dict: bool | None = None, **keywords: Any) -> Any:
+    @can_return_tuple
+    def forward(self, *arguments: Any, **keywords: Any) -> BaseModelOutputWithPast:
         """Arguments as those of the causal model, without labels; `last_hidden_state` (B, T, hidden)."""
         shows_layers = keywords.pop("output_hidden_states", None)
         shows_layers = self.config.output_hidden_states if shows_layers is None else shows_layers  # type: ignore[attr-defined]
-        options = {**keywords, "output_hidden_states": True, "skip_logits": True}
+        options = {**keywords, "output_hidden_states": True, "skip_logits": True, "return_dict": True}
         output = super().forward(*arguments, **options)  # type: ignore[misc]
-        result = BaseModelOutputWithPast(
+        return BaseModelOutputWithPast(
             last_hidden_state=counted_as_used(output.hidden_states[-1], self.memory_parameters()),  # type: ignore[attr-defined]
             past_key_values=output.past_key_values,
             hidden_states=output.hidden_states if shows_layers else None,
         )
-        return result if return_dict is not False else result.to_tuple()
 
 
 class ARMTModel(SegmentedHiddenStates, ARMTForCausalLM):

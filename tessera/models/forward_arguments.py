@@ -135,6 +135,21 @@ def demand(condition: Tensor, where: str, argument: str, requirement: str, got: 
         torch._assert_async(condition, f"{where}: {argument} must {requirement}.")
 
 
+def expect_counting(
+    where: str, position_ids: Tensor, shape: tuple[int, int], real: Tensor | None, requirement: str
+) -> None:
+    """Positions (B or 1, T) say nothing but how far a row is: where they begin again, another document begins.
+
+    real: booleans (B, T), what is no padding, which has no position; None: all.
+    """
+    got = tuple(position_ids.shape)
+    expect(got[-2:] in (shape, (1, shape[1])), where, "position_ids", f"be {shape} or {(1, shape[1])}", got)
+    counts_on = position_ids.diff(dim=-1) == 1
+    if real is not None:
+        counts_on = counts_on | ~(real[:, 1:] & real[:, :-1])
+    demand(counts_on.all(), where, "position_ids", requirement, lambda: "positions that begin again")
+
+
 def embedded(where: str, embed: Any, input_ids: Tensor) -> Tensor:
     """The embeddings (B, T, hidden) of `input_ids` (B, T). Raises `TesseraError` for ids that `embed` does not have."""
     try:

@@ -10,13 +10,14 @@ from torch.nn.functional import cross_entropy
 from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
 
 from tessera.base.errors import expect
 from tessera.base.state import State
 from tessera.models.drafted_generation import DraftedGeneration
 from tessera.models.fingerprint import Fingerprint, difference
 from tessera.models.forking import refuse_to_crop
-from tessera.models.forward_arguments import check_labels, checks_types, demand, embedded, refuse_keywords
+from tessera.models.forward_arguments import check_labels, checks_types, embedded, expect_counting, refuse_keywords
 from tessera.models.loss_per_item import count_of_labels, loss_per_item
 from tessera.models.saving.beside_weights import SavesWithCode
 from tessera.models.sizes import num_parameters
@@ -147,21 +148,23 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
         Left out of the loss are -100 and padding; `num_items_in_batch`: see `loss_per_item`. `position_ids` (B or 1, T)
         must count on by 1.
         """
+        where, shape = type(self).__name__, (input_ids.shape[0], input_ids.shape[1])
         if position_ids is not None:
-            _expect_counting(type(self).__name__, position_ids, input_ids, attention_mask)
+            real = None if attention_mask is None else attention_mask[:, -shape[1] :].bool()
+            expect_counting(where, position_ids, shape, real, "count on by 1: an LSTM reads a row as one text")
         hidden, state = self._read(input_ids, attention_mask, past_key_values, use_cache)
         logits = self.lm_head(hidden)
         loss = None
         if labels is not None:
-            check_labels(type(self).__name__, labels, (input_ids.shape[0], input_ids.shape[1]), self.config.vocab_size)
+            check_labels(where, labels, shape, self.config.vocab_size)
             num_labels = count_of_labels(labels, False)
             if attention_mask is not None:
-                labels = labels.long().masked_fill(~attention_mask[:, -input_ids.shape[1] :].bool(), IGNORED)
+                labels = labels.long().masked_fill(~attention_mask[:, -shape[1] :].bool(), IGNORED)
             targets = labels[:, 1:].flatten().long()
             total = cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets, reduction="sum")
             loss = loss_per_item(total, count_of_labels(labels, False), num_labels, num_items_in_batch)
         output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=state)
-        return output if return_dict is not False else output.to_tuple()
+        return output if self._returns_dict(return_dict) else output.to_tuple()
 
     def _read(
         self, input_ids: Tensor, mask: Tensor | None, past: LSTMState | None, use_cache: bool | None
@@ -200,21 +203,10 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
         return self.norm(read), state
 
 
-def _expect_counting(where: str, position_ids: Tensor, input_ids: Tensor, mask: Tensor | None) -> None:
-    """Refuse positions that begin again, as those of another document do; padding has none."""
-    shape, got = (input_ids.shape[0], input_ids.shape[1]), tuple(position_ids.shape)
-    expect(got in (shape, (1, shape[1])), where, "position_ids", f"be {shape} or {(1, shape[1])}", got)
-    counts_on = position_ids.diff(dim=1) == 1
-    if mask is not None:
-        is_text = mask[:, -shape[1] :].bool()
-        counts_on = counts_on | ~(is_text[:, 1:] & is_text[:, :-1])
-    requirement = "count on by 1: an LSTM reads a row as one text"
-    demand(counts_on.all(), where, "position_ids", requirement, lambda: "positions that begin again")
-
-
 class LSTMModel(LSTMForCausalLM):
     """The LSTM down to the hidden states: what classifiers stand on. It has the weights of the causal model."""
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor,

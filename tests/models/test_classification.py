@@ -35,6 +35,19 @@ def loaded(name, task, folder, **options):
     return causal, TASKS[task].from_pretrained(folder / "causal", **options).eval()
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_hidden_states_are_a_tuple_where_the_call_or_the_configuration_says_so(name):
+    config = CASES[name].build().config
+    ids = tokens(2, SEGMENT)
+    for auto in (hf.AutoModel, hf.AutoModelForCausalLM):
+        model = auto.from_config(config).eval()
+        for in_config in (True, False):
+            model.config.return_dict = in_config
+            calls = ({}, {"return_dict": True}, {"return_dict": False})
+            kinds = [isinstance(model(ids, **options), tuple) for options in calls]
+            assert kinds == [not in_config, False, True]
+
+
 @pytest.mark.filterwarnings("ignore")  # transformers' words on the new head
 @each_value(name=NAMES, task=TASKS.keys())
 def test_a_classifier_of_a_language_model(name, task, tmp_path):

@@ -19,6 +19,7 @@ from tessera.models.forward_arguments import (
     REASONS,
     check_labels,
     checks_types,
+    expect_counting,
     kept_steps,
     refuse_keywords,
     without_packing,
@@ -48,11 +49,7 @@ from tessera.models.recurrence.segment_loss import (
     shifted_targets,
 )
 from tessera.models.recurrence.segment_runner import MemoryTokens, SegmentMemory, SegmentRunner
-from tessera.models.recurrence.segmented_input import (
-    SegmentedInput,
-    expect_continued_mask,
-    expect_counting_positions,
-)
+from tessera.models.recurrence.segmented_input import SegmentedInput, expect_continued_mask
 from tessera.models.recurrence.state import MemoryState
 from tessera.models.saving.beside_weights import SavesWithCode
 from tessera.models.sizes import flops_per_token, num_parameters
@@ -254,7 +251,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         self._expect_present_memory()
         _expect_exportable(where, input_ids, inputs_embeds, attention_mask, labels, position_ids)
         text = self._text(input_ids, inputs_embeds, attention_mask, position_ids, cache)
-        state = None if cache is not None or memory_state is None else self._fitting(memory_state, text.shape[0])
+        state = None if cache is not None or memory_state is None else self.fitting(memory_state, text.shape[0])
         loss = self._loss(labels, shift_labels, loss_mask, text)
         config = self.config
         returns_dict = self._returns_dict(return_dict)
@@ -327,7 +324,8 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
             if attention_mask is not None:
                 expect_continued_mask(where, attention_mask, cache.total, text.shape)
         if position_ids is not None:
-            expect_counting_positions(where, position_ids, text)
+            needed = "count on by 1: documents (TRL's packing=True) need a row each"
+            expect_counting(where, position_ids, text.shape, text.real, needed)
         return text
 
     def _loss(
@@ -344,8 +342,8 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         num_labels = count_of_labels(chosen_labels, shift_labels is not None)
         return SegmentLoss(targets, num_labels, balancing_weight(self.base))
 
-    def _fitting(self, state: MemoryState, batch: int) -> MemoryState:
-        """`state`, checked to serve `batch` rows."""
+    def fitting(self, state: MemoryState, batch: int) -> MemoryState:
+        """`state` on this model's device, in its dtype. Raises `TesseraError` unless it is its own, for `batch` rows."""
         is_state = isinstance(state, self.state_class)
         expect(is_state, type(self).__name__, "memory_state", f"be {self.state_class.__name__}", type(state).__name__)
         template = self.empty_memory(1)

@@ -247,17 +247,6 @@ def _places(span: Span, device: torch.device) -> tuple[Tensor, Tensor]:
     return rows, starts + torch.arange(span.steps, device=device)
 
 
-def expect_counting_positions(where: str, position_ids: Tensor, text: SegmentedInput) -> None:
-    """Positions say nothing but how far the text is; where they begin again another document begins."""
-    shape = tuple(position_ids.shape)
-    expect(shape[-2:] in (text.shape, (1, text.shape[1])), where, "position_ids", f"be {text.shape}", shape)
-    counts_on = position_ids.diff(dim=-1) == 1
-    if text.real is not None:
-        counts_on = counts_on | ~(text.real[:, 1:] & text.real[:, :-1])
-    requirement = "count on by 1: documents (TRL's packing=True) need a row each"
-    demand(counts_on.all(), where, "position_ids", requirement, lambda: "positions that begin again")
-
-
 def expect_continued_mask(where: str, attention_mask: Tensor, before: int, shape: tuple[int, int]) -> None:
     """After a cache a mask has a column per token since the start, and ones for the new ones."""
     got, needed = tuple(attention_mask.shape), (shape[0], before + shape[1])
