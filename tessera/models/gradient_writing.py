@@ -14,6 +14,7 @@ from tessera.base.arguments import explains_mistakes
 from tessera.base.errors import expect
 from tessera.base.state import State
 from tessera.memories.association import AssociationState
+from tessera.models.forward_arguments import check_types, demand, embedded
 from tessera.models.learned_positions import learned_positions
 from tessera.models.recurrence.collector import SegmentedOutput
 from tessera.models.recurrence.modeling import SegmentedForCausalLM
@@ -69,27 +70,31 @@ class GradientWriter(nn.Module):
 
     def empty_memory(self, batch: int) -> MemoryState:
         """S_0: the memory of `batch` rows before anything was read."""
-        state = self.model.empty_memory(batch)
-        return replace(state, layers=tuple(_readable(layer) for layer in state.layers))
+        return _readable(self.model.empty_memory(batch))
 
     def forward(self, input_ids: Tensor, memory_state: MemoryState | None = None, **options: Any) -> SegmentedOutput:
         """A text without a memory is written; behind a memory it is read by the model, with its other `options`."""
         if memory_state is None:
+            mask, needed = options.get("attention_mask"), "be ones: every row is written whole, its padding too"
+            if mask is not None:
+                demand(mask.bool().all(), type(self).__name__, "attention_mask", needed, lambda: "zeros")
             return SegmentedOutput(memory_state=self.write(input_ids))
         return self.model(input_ids=input_ids, memory_state=memory_state, **options)
 
     @explains_mistakes
     def write(self, input_ids: Tensor, memory_state: MemoryState | None = None) -> MemoryState:
-        """The memory after `input_ids` (B, T), T > 1, were written into `memory_state` (None: S_0).
+        """The memory after `input_ids` (B, T), T > 1, were written into `memory_state` (None: S_0; see the model's).
 
         With gradients enabled, these flow through all steps. Costs K forward and backward passes over B T tokens.
         """
         self._expect_text(input_ids)
         is_training = torch.is_grad_enabled()
-        state = self.empty_memory(len(input_ids)) if memory_state is None else memory_state
         attention = sdpa_kernel(SDPBackend.MATH) if is_training else nullcontext()  # others have one derivative
         runner = self.model.segment_runner()
-        with torch.enable_grad(), attention:
+        with torch.inference_mode(False), torch.enable_grad(), attention:
+            rows, input_ids = len(input_ids), input_ids.clone() if input_ids.is_inference() else input_ids
+            state = self.model.empty_memory(rows) if memory_state is None else self.model.fitting(memory_state, rows)
+            state = _readable(state.for_batch(rows))
             for rates in self.log_rates.exp():
                 state = self._step(runner, input_ids, state, rates, is_training)
         return state.after(state.layers, input_ids.shape[1])
@@ -111,7 +116,7 @@ class GradientWriter(nn.Module):
 
     def _told_again(self, runner: SegmentRunner, input_ids: Tensor, state: MemoryState) -> Tensor:
         """L(S), summed over the rows, none of which depends on another's memory."""
-        embeddings = self.model.get_input_embeddings()(input_ids)
+        embeddings = embedded(type(self).__name__, self.model.get_input_embeddings(), input_ids)
         logits = runner.run(Segment(embeddings, close=False), state).output
         assert logits is not None, "the segment asks for them"
         logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -120,14 +125,20 @@ class GradientWriter(nn.Module):
 
     def _expect_text(self, input_ids: Tensor) -> None:
         where, shape = "GradientWriter.write", tuple(input_ids.shape)
+        check_types(where, {"input_ids": input_ids})
         expect(len(shape) == 2 and shape[1] > 1, where, "input_ids", "be (B, T) with T > 1", shape)
         positions = learned_positions(self.model.base)
         most = shape[1] if positions is None else positions - self.config.num_memory_tokens
         expect(shape[1] <= most, where, "input_ids", f"hold at most {most} tokens (learned positions)", shape[1])
 
 
-def _readable(layer: State) -> State:
-    """The same memory before anything was read; of an association matrix one that is read although it is 0."""
+def _readable(state: MemoryState) -> MemoryState:
+    """The same memory; of association matrices those into which nothing was written are read although they are 0."""
+    return replace(state, layers=tuple(_readable_layer(layer) for layer in state.layers))
+
+
+def _readable_layer(layer: State) -> State:
     if not isinstance(layer, AssociationState):
         return layer
-    return AssociationState(layer.matrix, torch.ones_like(layer.normaliser), torch.zeros_like(layer.empty))
+    normaliser = torch.where(layer.empty[:, None], 1.0, layer.normaliser)
+    return AssociationState(layer.matrix, normaliser, torch.zeros_like(layer.empty))

@@ -99,8 +99,45 @@ def test_goes_on_from_a_memory_that_was_stored(tmp_path):
     assert first.tokens_read.tolist() == [10]
 
 
+@pytest.mark.parametrize("kind", WRAPS)
+def test_every_memory_of_the_model_is_written_into(kind):
+    """One that has read nothing, one in another dtype, and one of fewer rows, of which each serves several."""
+    written = writer(kind)
+    with torch.no_grad():
+        expected = written.write(TEXTS).tensors()
+        empty = written.model.empty_memory(1)
+        states = [empty, written.empty_memory(1), empty.repeat_batch(2), empty.to(torch.float32)]
+        actual = [written.write(TEXTS, state).tensors() for state in states]
+    for tensors, tolerance in zip(actual, (1e-10, 1e-10, 1e-10, 1e-5), strict=True):
+        for name, tensor in expected.items():
+            torch.testing.assert_close(tensors[name], tensor, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", WRAPS)
+def test_writes_in_inference_mode(kind):
+    written = writer(kind)
+    with torch.no_grad():
+        expected = written.write(TEXTS).tensors()
+    with torch.inference_mode():
+        texts = TEXTS + 0  # made here, as a pipeline makes them
+        first = written.write(texts)
+        second = written.write(texts, first)
+        read = written.model(input_ids=texts, memory_state=second).logits
+    for name, tensor in first.tensors().items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-10, atol=1e-12)
+    assert read.isfinite().all()
+
+
 def test_refuses_what_it_cannot_write():
     """A model without such a memory, one with first derivatives alone, texts that are too short or too long."""
+    written, mask = writer(), torch.ones_like(TEXTS)
+    refused("input_ids must be int64 or int32", written.write, TEXTS.float())
+    refused(r"input_ids must lie in 0..10 \(vocab_size 11\); got values from", written.write, TEXTS + 9)
+    refused("memory_state must be RMTState; got ARMTState", written.write, TEXTS, writer("armt").empty_memory(2))
+    refused("rows that divides 2", written.write, TEXTS, written.empty_memory(3))
+    assert torch.equal(written(TEXTS, attention_mask=mask).memory_state.memory_tokens, written.write(TEXTS).memory_tokens)
+    mask[0, 0] = 0
+    refused("attention_mask must be ones", written, TEXTS, attention_mask=mask)
     with pytest.raises(TesseraError, match="model must be ARMT, RMT or PRMT; got GPT2LMHeadModel"):
         GradientWriter(GPT2LMHeadModel(GPT2Config(vocab_size=11, n_embd=8, n_layer=1, n_head=2)))
     refused("T > 1", writer().write, TEXTS[:, :1])
