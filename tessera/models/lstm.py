@@ -1,7 +1,6 @@
 """The recurrent baseline: a stacked LSTM language model."""
 
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +22,8 @@ from tessera.models.saving.beside_weights import SavesWithCode
 from tessera.models.sizes import num_parameters
 from tessera.models.strict_config import StrictConfig
 from tessera.ops.linear_cross_entropy import IGNORED
+
+TAKES_NONE = "an LSTM takes none"
 
 
 class LSTMConfig(StrictConfig):
@@ -124,11 +125,6 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
         """0: the state does not grow with the text."""
         return 0.0
 
-    @wraps(GenerationMixin.prepare_inputs_for_generation)  # `generate` looks at its parameters
-    def prepare_inputs_for_generation(self, *args: Any, tokenizer: Any = None, **kwargs: Any) -> dict[str, Any]:
-        """See `GenerationMixin`, which passes on the `tokenizer` of `stop_strings`."""
-        return super().prepare_inputs_for_generation(*args, **kwargs)
-
     @checks_types
     def forward(
         self,
@@ -140,14 +136,16 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
         return_dict: bool | None = None,
         position_ids: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        **keywords: Any,
     ) -> CausalLMOutputWithPast | tuple[Tensor, ...]:
         """Logits (B, T, V) and, with `labels` (B, T; shifted inside), the mean loss in nats per token.
 
         `past_key_values` goes on where an earlier call with `use_cache` ended, in training too. Padding goes to the
         right of a sequence, where nothing after it is read: `attention_mask` (B, before + T) may say so, without cache.
         Left out of the loss are -100 and padding; `num_items_in_batch`: see `loss_per_item`. `position_ids` (B or 1, T)
-        must count on by 1.
+        must count on by 1. Further keywords of transformers are refused by name.
         """
+        refuse_keywords(type(self).__name__, keywords, dict.fromkeys(keywords, TAKES_NONE), self.forward)
         where, shape = type(self).__name__, (input_ids.shape[0], input_ids.shape[1])
         if position_ids is not None:
             real = None if attention_mask is None else attention_mask[:, -shape[1] :].bool()
@@ -173,32 +171,33 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
         where = type(self).__name__
         use_cache = self.config.use_cache if use_cache is None else use_cache
         expect(input_ids.shape[1] > 0, where, "the prompt", "hold at least one token", "none")
-        if mask is not None:
-            expect(len(mask) == len(input_ids), where, "attention_mask", f"have {len(input_ids)} rows", len(mask))
-            new = mask[:, -input_ids.shape[1] :]
-            falls = bool((new[:, 1:] <= new[:, :-1]).all())
-            advice = "Read texts of several lengths one by one, or padded on the right without a cache."
-            expect(falls, where, "padding", "follow the tokens", "padding before tokens", advice)
-            is_whole = not use_cache or bool(new.all())
-            expect(is_whole, where, "padding", "be left out where a state is kept", "padding")
         model = self._fingerprint.of(self, past is None) if use_cache or past is not None else None
-        start = None
+        start, before = None, 0
         if past is not None:
             is_state, advice = isinstance(past, LSTMState), "Read the text again."
             mismatch = difference(past.model, model) if is_state else type(past).__name__
             expect(mismatch is None, where, "past_key_values", "be a state of this model", mismatch, advice)
             held, rows = len(past.hidden), len(input_ids)
             expect(held == rows, where, "past_key_values", f"have {rows} rows, as the text", held)
-            past = past.recordable()
+            past, before = past.recordable(), past.length
             parts = (past.hidden, past.cell)
             start = tuple(part.to(self.norm.weight).transpose(0, 1).contiguous() for part in parts)
+        if mask is not None:
+            needed, got = (len(input_ids), before + input_ids.shape[1]), tuple(mask.shape)
+            expect(got == needed, where, "attention_mask", f"be {needed}, one per step since the start", got)
+            new = mask[:, -input_ids.shape[1] :]
+            falls = bool((new[:, 1:] <= new[:, :-1]).all())
+            advice = "Read texts of several lengths one by one, or padded on the right without a cache."
+            expect(falls, where, "padding", "follow the tokens", "padding before tokens", advice)
+            is_whole = not use_cache or bool(new.all())
+            expect(is_whole, where, "padding", "be left out where a state is kept", "padding")
         hidden_input = embedded(where, self.embed_tokens, input_ids)
         # A processor without products in bfloat16 has no such LSTM under autocast.
         with torch.autocast("cpu", enabled=False):
             read, (hidden, cell) = self.layers(hidden_input, start)
         state = None
         if use_cache:
-            length = input_ids.shape[1] + (0 if past is None else past.length)
+            length = before + input_ids.shape[1]
             state = LSTMState(hidden.transpose(0, 1), cell.transpose(0, 1), length, model)
         return self.norm(read), state
 
@@ -216,6 +215,6 @@ class LSTMModel(LSTMForCausalLM):
         **keywords: Any,
     ) -> BaseModelOutputWithPast:
         """`last_hidden_state` (B, T, hidden); arguments as those of the causal model."""
-        refuse_keywords(type(self).__name__, keywords, dict.fromkeys(keywords, "an LSTM takes none"), self.forward)
+        refuse_keywords(type(self).__name__, keywords, dict.fromkeys(keywords, TAKES_NONE), self.forward)
         hidden, state = self._read(input_ids, attention_mask, past_key_values, use_cache)
         return BaseModelOutputWithPast(last_hidden_state=hidden, past_key_values=state)

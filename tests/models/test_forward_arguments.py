@@ -8,6 +8,7 @@ from transformers import DynamicCache
 
 from tessera.base.errors import TesseraError
 from tessera.data.tokenizers import byte_tokenizer
+from tessera.models.lstm import LSTMConfig, LSTMForCausalLM
 from tests.models.three_models import MAKE, STACKS, close, make, tokens
 from tests.refusals import refused
 
@@ -78,6 +79,20 @@ def test_arguments_of_stacks(name):
         refused(message, model, ids, **keywords)
     model(ids, past_key_values=past, cache_position=torch.arange(12, 24))
     close(model(ids, logits_to_keep=torch.tensor([1, 5])).logits, model(ids).logits[:, [1, 5]])
+
+
+def test_arguments_of_lstms():
+    model, ids = LSTMForCausalLM(LSTMConfig(vocab_size=270, hidden_size=16)).eval(), tokens()
+    past = model(ids, use_cache=True).past_key_values
+    for keywords, message in [
+        ({"inputs_embeds": torch.ones(2, 12, 16)}, "inputs_embeds must be left out: an LSTM takes none"),
+        ({"output_hidden_states": True}, "output_hidden_states must be left out"),
+        ({"attention_mask": torch.ones(2, 5)}, r"attention_mask must be \(2, 12\), one per step .*; got \(2, 5\)"),
+        ({"past_key_values": past, "attention_mask": torch.ones(2, 12)}, r"attention_mask must be \(2, 24\)"),
+    ]:
+        refused(message, model, ids, **keywords)
+    refused("inputs_embeds must be left out", model.generate, inputs_embeds=torch.ones(2, 12, 16), max_new_tokens=1)
+    close(model(ids, past_key_values=past, attention_mask=torch.ones(2, 24)).logits, model(ids, past_key_values=past).logits)
 
 
 def test_arguments_of_segmented_models():
