@@ -115,7 +115,8 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         if base.config.model_type in FEED_FORWARD:
             leave_out_unneeded(getattr(layers[-1], FEED_FORWARD[base.config.model_type]))
         fuse_activations(base)
-        base.base_model.register_forward_hook(keep_last_hidden)
+        for decoder in {base.base_model, base.get_decoder()}:  # OPT's head reads what stands inside its base model
+            decoder.register_forward_hook(keep_last_hidden)
         self._first_position, self._is_tried = first_position(base) if takes_positions(base) else None, False
         self._fingerprint = Fingerprint()
         self._add_memory(config)

@@ -72,6 +72,18 @@ def test_generation_is_reading_the_grown_text(family):
     assert is_greedy(model, made, 5)
 
 
+@pytest.mark.parametrize("wrap", [armt.wrap, armt.wrap_rmt, armt.wrap_prmt])
+@torch.no_grad()
+def test_a_head_that_passes_the_base_model_by(wrap):
+    """OPT's calls the decoder inside it. What the head reads is carried (RMT), and the last of the hidden states."""
+    base = AutoModelForCausalLM.from_config(AutoConfig.for_model("opt", **{**FAMILIES["opt"], "word_embed_proj_dim": 32}))
+    model, ids = wrap(base, segment_size=8, num_memory_tokens=3).eval(), tokens(2, 20)
+    output = model(ids, output_hidden_states=True)
+    torch.testing.assert_close(base.lm_head(output.hidden_states[-1]), output.logits)
+    read = model(ids[:, :8], skip_logits=True).memory_state  # by the base model alone
+    torch.testing.assert_close(model(ids[:, 8:], memory_state=read).logits, output.logits[:, 8:])
+
+
 @pytest.mark.parametrize("family", EXPERTS_OF[:2])
 def test_the_balancing_loss_of_experts_counts(family):
     ids = tokens(2, 20)
