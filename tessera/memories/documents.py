@@ -13,23 +13,19 @@ from tessera.base.shapes import Documents, Float, Int
 from tessera.ops.gated_average import GatedAverageState
 
 
-class InDocument(Protocol):
-    """A state that knows the document of its last step."""
+class Continues(Protocol):
+    """What a state tells about where its sequence stands."""
 
     @property
     def document(self) -> Int[Tensor, "B 1"] | None:
-        """None: all steps so far belong to one."""
-
-
-class Continues(InDocument, Protocol):
-    """What a state tells about where its sequence stands."""
+        """Of the last step; None: all steps so far belong to one."""
 
     @property
     def carry(self) -> Tensor | GatedAverageState:
         """The key extractor's average."""
 
 
-def last_document(state: InDocument, documents: Int[Tensor, "B T"]) -> Int[Tensor, "B 1"]:
+def last_document(state: Continues, documents: Int[Tensor, "B T"]) -> Int[Tensor, "B 1"]:
     """The document (B, 1) of the last step of `state`."""
     return torch.zeros_like(documents[:, :1]) if state.document is None else state.document
 

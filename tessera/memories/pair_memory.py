@@ -1,7 +1,7 @@
 """The memory of pairs that contextual, short-term and long-term memories are: one algorithm, one state."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from tessera.base.shapes import Documents, Float, Hidden, Int
 from tessera.base.state import State
 from tessera.kernels import Entmax, Kernel
 from tessera.layers.learned_alpha import LearnedAlpha
-from tessera.memories.documents import InDocument, continued_carry, continued_documents, last_document, stored_documents
+from tessera.memories.documents import continued_carry, continued_documents, last_document, stored_documents
 from tessera.ops.gated_average import GatedAverageState
 from tessera.ops.kernel_regression import Window, kernel_regression
 from tessera.ops.unit_norm import unit_norm
@@ -164,27 +164,11 @@ def steps_in_document(x: Hidden, state: PairMemoryState | None, documents: Docum
     return steps - start + before * (start == 0)
 
 
-class Pending(InDocument, Protocol):
-    """What such a memory's state holds after step T."""
-
-    @property
-    def pairs(self) -> PairStore:
-        """1..T-1"""
-
-    @property
-    def pending_key(self) -> Float[Tensor, "B H 1 K"]:
-        """k_T"""
-
-    @property
-    def pending_value(self) -> Float[Tensor, "B H 1 V"]:
-        """now_T: what v_T owes to x_T"""
-
-
 def completed_pairs(
     keys: Float[Tensor, "B H T K"],
     now: Float[Tensor, "B H T V"],
     next_: Float[Tensor, "B H T V"],
-    state: Pending | None,
+    state: PairMemoryState | None,
     documents: Documents,
     norm_eps: float = 0.0,
 ) -> PairStore:

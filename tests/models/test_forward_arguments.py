@@ -92,7 +92,8 @@ def test_arguments_of_lstms():
     ]:
         refused(message, model, ids, **keywords)
     refused("inputs_embeds must be left out", model.generate, inputs_embeds=torch.ones(2, 12, 16), max_new_tokens=1)
-    close(model(ids, past_key_values=past, attention_mask=torch.ones(2, 24)).logits, model(ids, past_key_values=past).logits)
+    masked = model(ids, past_key_values=past, attention_mask=torch.ones(2, 24))
+    close(masked.logits, model(ids, past_key_values=past).logits)
 
 
 def test_arguments_of_segmented_models():

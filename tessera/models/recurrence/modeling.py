@@ -19,6 +19,7 @@ from tessera.models.forward_arguments import (
     REASONS,
     check_labels,
     checks_types,
+    demand,
     expect_counting,
     kept_steps,
     refuse_keywords,
@@ -49,7 +50,7 @@ from tessera.models.recurrence.segment_loss import (
     shifted_targets,
 )
 from tessera.models.recurrence.segment_runner import MemoryTokens, SegmentMemory, SegmentRunner
-from tessera.models.recurrence.segmented_input import SegmentedInput, expect_continued_mask
+from tessera.models.recurrence.segmented_input import SegmentedInput
 from tessera.models.recurrence.state import MemoryState
 from tessera.models.saving.beside_weights import SavesWithCode
 from tessera.models.sizes import flops_per_token, num_parameters
@@ -323,7 +324,11 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
             expect(mismatch is None, where, name, "be of this model", f"one of {mismatch}", advice)
             expect(rows == text.shape[0], where, name, f"have {text.shape[0]} rows", rows)
             if attention_mask is not None:
-                expect_continued_mask(where, attention_mask, cache.total, text.shape)
+                got, needed = tuple(attention_mask.shape), (text.shape[0], cache.total + text.shape[1])
+                requirement = f"be {needed} of zeros and ones, one per token since the start"
+                expect(got == needed, where, "attention_mask", requirement, got)
+                new = attention_mask[:, cache.total :].bool()
+                demand(new.all(), where, "attention_mask", "be one for tokens after a cache", lambda: "zeros")
         if position_ids is not None:
             needed = "count on by 1: documents (TRL's packing=True) need a row each"
             expect_counting(where, position_ids, text.shape, text.real, needed)
@@ -344,7 +349,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         return SegmentLoss(targets, num_labels, balancing_weight(self.base))
 
     def fitting(self, state: MemoryState, batch: int) -> MemoryState:
-        """`state` on this model's device, in its dtype. Raises `TesseraError` unless it is its own, for `batch` rows."""
+        """`state` on this model's device, in its dtype. Raises `TesseraError` unless it serves `batch` rows of it."""
         is_state = isinstance(state, self.state_class)
         expect(is_state, type(self).__name__, "memory_state", f"be {self.state_class.__name__}", type(state).__name__)
         template = self.empty_memory(1)

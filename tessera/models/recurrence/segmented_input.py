@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tessera.base.errors import expect
-from tessera.models.forward_arguments import demand, embedded
+from tessera.models.forward_arguments import embedded
 
 ALIGNMENTS = ("left", "right", "center")
 
@@ -245,11 +245,3 @@ def _places(span: Span, device: torch.device) -> tuple[Tensor, Tensor]:
     """Rows (b, 1) and positions (b, n) of a span."""
     rows, starts = torch.tensor((span.rows, span.starts), device=device)[..., None]
     return rows, starts + torch.arange(span.steps, device=device)
-
-
-def expect_continued_mask(where: str, attention_mask: Tensor, before: int, shape: tuple[int, int]) -> None:
-    """After a cache a mask has a column per token since the start, and ones for the new ones."""
-    got, needed = tuple(attention_mask.shape), (shape[0], before + shape[1])
-    expect(got == needed, where, "attention_mask", f"be {needed} of zeros and ones, one per token since the start", got)
-    new = attention_mask[:, before:].bool()
-    demand(new.all(), where, "attention_mask", "be one for tokens after a cache", lambda: "zeros")

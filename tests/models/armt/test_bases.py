@@ -76,7 +76,7 @@ def test_generation_is_reading_the_grown_text(family):
 @torch.no_grad()
 def test_a_head_that_passes_the_base_model_by(wrap):
     """OPT's calls the decoder inside it. What the head reads is carried (RMT), and the last of the hidden states."""
-    base = AutoModelForCausalLM.from_config(AutoConfig.for_model("opt", **{**FAMILIES["opt"], "word_embed_proj_dim": 32}))
+    base = base_of("opt", word_embed_proj_dim=32)
     model, ids = wrap(base, segment_size=8, num_memory_tokens=3).eval(), tokens(2, 20)
     output = model(ids, output_hidden_states=True)
     torch.testing.assert_close(base.lm_head(output.hidden_states[-1]), output.logits)

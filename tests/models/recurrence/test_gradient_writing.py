@@ -135,7 +135,8 @@ def test_refuses_what_it_cannot_write():
     refused(r"input_ids must lie in 0..10 \(vocab_size 11\); got values from", written.write, TEXTS + 9)
     refused("memory_state must be RMTState; got ARMTState", written.write, TEXTS, writer("armt").empty_memory(2))
     refused("rows that divides 2", written.write, TEXTS, written.empty_memory(3))
-    assert torch.equal(written(TEXTS, attention_mask=mask).memory_state.memory_tokens, written.write(TEXTS).memory_tokens)
+    shown = written(TEXTS, attention_mask=mask).memory_state
+    assert torch.equal(shown.memory_tokens, written.write(TEXTS).memory_tokens)
     mask[0, 0] = 0
     refused("attention_mask must be ones", written, TEXTS, attention_mask=mask)
     with pytest.raises(TesseraError, match="model must be ARMT, RMT or PRMT; got GPT2LMHeadModel"):
