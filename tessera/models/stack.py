@@ -210,7 +210,7 @@ class StackModel(StackPreTrainedModel):
             past = past.fitting(where, model, hidden)
         wants_weights = self.config.output_attentions if output_attentions is None else output_attentions
         read, weights = partial(self._run_layers, keep_state=bool(use_cache)), None
-        is_padded = attention_mask is not None
+        is_padded = attention_mask is not None or (document_ids is not None and bool(use_cache))
         if wants_weights:
             (inputs, states), weights = self._recorded(read, hidden, past, documents, is_padded)
         elif documents is not None and is_padded:

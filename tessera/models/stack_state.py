@@ -151,15 +151,15 @@ def _expect_rows(where: str, rows: int, held: Tensor) -> None:
 
 
 def _expect_whole_documents(where: str, documents: Tensor, real: Tensor | None) -> None:
-    """Refuse `documents` (B, T) of which one is in several pieces, and padding that no mask `real` (B, T) tells."""
-    if real is None:
-        needed = "be at least 0: attention_mask says what is padding"
-        demand((documents >= 0).all(), where, "document_ids", needed, lambda: f"values from {int(documents.min())}")
-    else:
+    """Refuse `documents` (B, T) of which one is in several pieces; what `real` (B, T) leaves out separates none."""
+    if real is not None:
         documents = torch.where(real, documents, -1)
         documents = in_order(documents, padding_first(documents))
-    pieces, kinds = ((numbers.diff(dim=1) != 0).sum(1) for numbers in (documents, documents.sort(dim=1).values))
-    needed = "hold each document in one piece"
+    pieces, kinds = (
+        ((numbers.diff(dim=1, prepend=torch.full_like(numbers[:, :1], -1)) != 0) & (numbers >= 0)).sum(1)
+        for numbers in (documents, documents.sort(dim=1).values)
+    )
+    needed = "hold each document in one piece (attention_mask says what is padding inside of one)"
     demand((pieces == kinds).all(), where, "document_ids", needed, lambda: "a number that comes again behind others")
 
 

@@ -70,7 +70,7 @@ def test_arguments_of_stacks(name):
         ({"document_ids": torch.zeros(2, 13, dtype=torch.long)}, r"document_ids must be \(2, 12\)"),
         ({"document_ids": again}, "document_ids must hold each document in one piece"),
         ({"document_ids": again, "attention_mask": (again == 0).long().roll(1, 1)}, "in one piece"),
-        ({"document_ids": gap, "labels": ids}, "document_ids must be at least 0: attention_mask says what is padding"),
+        ({"document_ids": gap, "labels": ids}, r"in one piece \(attention_mask says what is padding inside of one\)"),
         ({"position_ids": torch.zeros(2, 13, dtype=torch.long)}, "position_ids must be"),
         ({"past_key_values": past, "attention_mask": torch.ones(2, 12)}, r"attention_mask must be \(2, 24\)"),
         ({"past_key_values": past, "cache_position": torch.arange(12)}, "cache_position must count on from 12"),
@@ -121,6 +121,16 @@ def test_documents_in_few_bits_with_padding_between_their_tokens(name):
     actual = model(ids, mask, document_ids=documents, labels=ids)
     close(actual.logits[mask.bool()], torch.cat([output.logits[0] for output in outputs]))
     close(actual.loss, model(ids, mask, document_ids=documents.long(), labels=ids).loss)
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_a_document_goes_on_behind_steps_of_none(name):
+    model, ids = make(name), tokens()
+    documents = torch.tensor([[-1] * 2 + [3] * 4 + [-1] * 2]).expand(2, -1)
+    past = model(ids[:, :8], document_ids=documents, use_cache=True).past_key_values
+    expected = model(ids[:, [2, 3, 4, 5, 8, 9, 10, 11]]).logits[:, 4:]
+    close(model(ids[:, 8:], past_key_values=past).logits, expected)
+    close(model(ids[:, 8:], past_key_values=past, document_ids=torch.full((2, 4), 3)).logits, expected)
 
 
 @pytest.mark.parametrize("name", STACKS)

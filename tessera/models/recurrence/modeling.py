@@ -330,8 +330,8 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
                 new = attention_mask[:, cache.total :].bool()
                 demand(new.all(), where, "attention_mask", "be one for tokens after a cache", lambda: "zeros")
         if position_ids is not None:
-            needed = "count on by 1: documents (TRL's packing=True) need a row each"
-            expect_counting(where, position_ids, text.shape, text.real, needed)
+            requirement = "count on by 1: documents (TRL's packing=True) need a row each"
+            expect_counting(where, position_ids, text.shape, text.real, requirement)
         return text
 
     def _loss(
