@@ -166,7 +166,7 @@ def gives_nothing_at_its_floor(kernel: Kernel) -> None:
 
 
 def tells_what_it_looks_at(kernel: Kernel) -> None:
-    """`support_size` counts the pairs with weight; `bandwidth` is no negative number, and NaN in an empty row."""
+    """`support_size` counts the pairs with weight; `bandwidth` is finite, not negative, and NaN in an empty row."""
     scores, visible = example()
     counted = (kernel.weights(scores, visible) > 0).sum(-1)
     assert torch.equal(kernel.support_size(scores, visible).long(), counted), (
@@ -179,7 +179,9 @@ def tells_what_it_looks_at(kernel: Kernel) -> None:
     assert torch.equal(bandwidth.isnan(), ~visible.any(-1)), (
         "bandwidth is NaN where there is no visible pair, only there"
     )
-    assert bool((bandwidth[visible.any(-1)] >= 0).all()), "a bandwidth is negative"
+    of_pairs = bandwidth[visible.any(-1)]
+    assert bool((of_pairs >= 0).all()), "a bandwidth is negative"
+    assert bool(of_pairs.isfinite().all()), "a bandwidth is infinite"
 
 
 def agrees_with_its_row_functions(kernel: Kernel) -> None:

@@ -169,6 +169,14 @@ WRONG = {  # a kernel, and laws that reject it
         wrong(bandwidth=lambda self, scores, beta, visible=None: self.masked(scores, visible).amin(-1)),
         "tells_what_it_looks_at",
     ),
+    "infinite where pairs are hidden": (
+        wrong(
+            bandwidth=lambda self, scores, beta, visible=None: (
+                self.masked(scores, visible).amax(-1) - self.masked(scores, visible).amin(-1)
+            )
+        ),
+        "tells_what_it_looks_at",
+    ),
     "forgets its fields": (wrong(to_config=lambda self: {"name": "biweight"}), "survives_its_configuration"),
 }  # fmt: skip
 

@@ -68,7 +68,9 @@ def test_the_long_term_memory_can_be_switched_off_and_on(tmp_path):
     model.enable_long_term_memory()
     assert torch.equal(model(ids).logits, with_it)
     saved = MemoryMosaicV2ForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
-    assert torch.equal(saved(ids).logits, with_it)
+    # The tensors of a file begin anywhere in memory, and processors add what is not aligned in another order.
+    torch.testing.assert_close(saved(ids).logits, with_it, rtol=0, atol=REORDERED_FLOAT64)
+    assert all(torch.equal(weight, saved.state_dict()[name]) for name, weight in model.state_dict().items())
     with pytest.raises(TesseraError, match="past_key_values must hold the long-term memories that are enabled now"):
         model(ids[:, :1], past_key_values=state)
 
