@@ -131,6 +131,7 @@ def test_what_one_process_alone_has_gradients_of_is_the_same_in_both(tmp_path):
             assert torch.equal(value, before[name]) == (name == "parts.3.weight")
 
 
+@pytest.mark.grid
 def test_processes_wait_for_one_that_works_longer_than_a_step_may_take():
     """Half an hour at most (ten minutes with NCCL): tokenising a large text took longer, and began again each time."""
 
