@@ -33,6 +33,7 @@ SETTINGS: SettingsRows = {
     "precision": (lambda records: " and ".join(sorted({record.outcome["precision"] for record in records})), "bf16"),
     "seeds": (num_seeds, 1),
 }
+EARLY, LATE = slice(16, 50), slice(150, 255)  # tokens of context before the predicted one
 Row = tuple[str, int]  # name and blocks
 Rows = Mapping[Row, Sequence[Record]]
 
@@ -93,6 +94,7 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
         made = {
             "Validation loss by depth": _by_depth(rows),
             "Validation loss by kernel": _by_kernel(rows),
+            "Gain from context": gain_from_context(rows),
             "Learning rates": _rates(of_text),
             "Settings": settings_of([record for seeds in rows.values() for record in seeds], SETTINGS),
         }
@@ -120,6 +122,28 @@ def _by_depth(rows: Rows) -> str:
     differences = [f"mosaic - {heading.removeprefix('transformer, ')}" for heading in others.values()]
     first = ["blocks", "seeds", "parameters", "tokens per parameter"]
     return markdown([*first, "mosaic", *others.values(), *differences], lines)
+
+
+def gain_from_context(rows: Rows) -> str:
+    """The loss at `LATE`, by how many nats it is below that at `EARLY`, and how much more than with learned positions.
+
+    Those use no more than a few tokens of context: their loss says how hard the predicted tokens are.
+    """
+
+    def late(record: Record) -> float:
+        return fmean(record.outcome["loss_by_position"][LATE])
+
+    def gain(record: Record) -> float:
+        return fmean(record.outcome["loss_by_position"][EARLY]) - late(record)
+
+    lines = []
+    for (name, depth), seeds in rows.items():
+        if name in MAIN_NAMES and all(len(record.outcome["loss_by_position"]) >= LATE.stop for record in seeds):
+            cells = [mean_of(list(map(gain, seeds))), difference(seeds, rows.get(("transformer", depth), ()), gain)]
+            cells[1:] = [None] if name == "transformer" else cells[1:]
+            loss_late = with_error(mean_of(list(map(late, seeds))), ".3f")
+            lines.append([NAMES[name], depth, len(seeds), loss_late, *(with_error(cell, "+.3f") for cell in cells)])
+    return markdown(["model", "blocks", "seeds", "151 to 255", "gain", "beyond learned positions"], lines)
 
 
 def _kernel_depths(rows: Rows) -> list[int]:

@@ -15,7 +15,7 @@ from tessera.evaluation.loss import EvaluationText
 from tessera.papers.curves import Axes, panels
 from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, RunSelection
 from tessera.papers.language_modeling import run as language
-from tessera.papers.language_modeling.report import Row, Rows
+from tessera.papers.language_modeling.report import Row, Rows, gain_from_context
 from tessera.papers.language_modeling.run import MAIN_NAMES, MOSAIC, NAMES, POSITIONS
 from tessera.papers.records import difference, grouped, mean_of
 from tessera.papers.tables import markdown, with_error
@@ -90,6 +90,7 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
         kernels = [((name, depth), (MOSAIC, depth), (name, depth)) for name, depth in rows if name not in MAIN_NAMES]
         tables[f"{text}: loss by position"] = _losses(rows)
         tables[f"{text}: mosaic minus transformer"] = _differences("transformer, blocks", rows, transformers)
+        tables[f"{text}: gain from context"] = gain_from_context(rows)
         tables[f"{text}: kernel minus Gaussian"] = _differences("kernel, blocks", rows, kernels)
     return tables
 
