@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `tessera reproduce`."""
     add = parser.add_argument
     add("experiment", help="name of the experiment; tessera tasks lists them")
-    add("--budget", default="cpu", help="how much to compute: smoke or cpu, as above (default: cpu)")
+    add("--budget", default="cpu", help="how much to compute: smoke, cpu or long, as above (default: cpu)")
     add("--models", nargs="+", help="train only these models (default: those of the budget)")
     add("--kernels", nargs="+", help="train only with these kernels (default: those of the budget)")
     add("--seeds", type=positive_int, help="train each model from so many seeds (default: as many as the budget has)")
