@@ -75,17 +75,25 @@ GROUPS = {
         babilong.WHOLE_UNSEEN_V2: "Memory Mosaic v2, unseen",
     },
 }
+KEEP_PAIRS = [model for model in babilong.WHOLE_TEXT if model != "mamba"]  # whose memories grow with the text
 PARTS = {"whole": "in one segment", "first_part": "first part of a split fact", "second_part": "second part"}
 
 
 def tables(records: Mapping[str, Record]) -> dict[str, str]:
     """Every table; those without a row are empty."""
+    curves = {(kind, model): curve for kind in EXACT_MATCH for model, curve in _curves(records, kind).items()}
+    labelled = {key: curve._replace(label=f"{key[0].upper()}: {curve.label}") for key, curve in curves.items()}
     parts = {}
-    for kind, published in EXACT_MATCH.items():
-        curves = _curves(records, kind)
-        parts[f"{kind.upper()}, exact match in per cent"] = curves_table(["tokens"], list(curves.values()))
-        rows = [[name, *values, *[""] * (len(TOKENS) - len(values))] for name, values in published.items()]
-        parts[f"{kind.upper()}, the paper"] = markdown(["tokens", *TOKENS], rows) if curves else ""
+    for title, keep_pairs in {"A memory of constant size": False, "Every pair kept": True}.items():
+        rows = [curve for (_, model), curve in labelled.items() if (model in KEEP_PAIRS) == keep_pairs]
+        parts[f"{title}, exact match in per cent"] = curves_table(["tokens", "seeds"], rows) if rows else ""
+    published = [
+        [f"{kind.upper()}: {name}", *values, *[""] * (len(TOKENS) - len(values))]
+        for kind, models in EXACT_MATCH.items()
+        if any(kind == trained for trained, _ in curves)
+        for name, values in models.items()
+    ]
+    parts["The paper, exact match in per cent"] = markdown(["tokens", *TOKENS], published)
     noise, facts = [], []
     for key, record in records.items():
         if written := record.outcome.get("written_noise"):
@@ -143,7 +151,8 @@ def _curves(records: Mapping[str, Record], kind: str) -> dict[str, Curve]:
     for model, seeds in by_model(having(records, kind=kind), MODELS).items():
         points = points_of([record.outcome["exact_match"] for record in seeds])
         segment = seeds[0].configuration.context
-        curves[model] = Curve(MODELS[model].label, {n * segment: estimate for n, estimate in points.items()})
+        exact_match = {n * segment: estimate for n, estimate in points.items()}
+        curves[model] = Curve(MODELS[model].label, exact_match, notes=(len(seeds),))
     return curves
 
 

@@ -109,7 +109,7 @@ WHOLE = {"qa1": QA1} | {kind: RECIPES / f"{kind}-whole.yaml" for kind in OTHER_K
 def on_unseen_books(name: str, model: dict[str, Any]) -> Model:
     """A model that reads whole texts of unseen books."""
     return Model(
-        f"{name}, whole text (unseen books)",
+        f"{name} (unseen books)",
         model,
         1.5,
         recipes=WHOLE,
@@ -139,10 +139,8 @@ MODELS = {
     "armt_no_correction": Model(f"{AROUND}, no correction", {**ARMT, "correction": False}),
     "rmt": Model("RMT around a Memory Mosaic", {**MEMORY_TOKENS, "type": "rmt"}),
     "prmt": Model("PRMT around a Memory Mosaic", {**MEMORY_TOKENS, "type": "prmt"}),
-    "mamba": Model(
-        "Mamba, whole text", {"type": "mamba", "hidden_size": 128, "num_hidden_layers": 4, "state_size": 16}, 2.5
-    ),
-    "mosaic": Model("Memory Mosaic, whole text", {**MOSAIC, "num_layers": 4}, 1.5),
+    "mamba": Model("Mamba", {"type": "mamba", "hidden_size": 128, "num_hidden_layers": 4, "state_size": 16}, 2.5),
+    "mosaic": Model("Memory Mosaic", {**MOSAIC, "num_layers": 4}, 1.5),
     **{
         name: on_unseen_books(
             f"Memory Mosaic, {PAPER_KERNELS[kernel]}",
@@ -151,7 +149,7 @@ MODELS = {
         for name, kernel in WHOLE_UNSEEN_KERNELS.items()
     },
     WHOLE_UNSEEN_V2: on_unseen_books("Memory Mosaic v2, Gaussian", MOSAIC_V2),
-    "mosaic_v2": Model("Memory Mosaic v2, whole text", MOSAIC_V2, 1.5),
+    "mosaic_v2": Model("Memory Mosaic v2", MOSAIC_V2, 1.5),
     LAST_SEGMENT: Model("transformer, last segment only", TRANSFORMER, 0.3),
 }
 
