@@ -22,6 +22,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import MODEL_MAPPING, AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
+from transformers.utils import output_capturing
 
 from tessera.base.arguments import explains_mistakes
 from tessera.base.errors import TesseraError, expect
@@ -234,13 +235,17 @@ def _attention_of(name: str, kernel_of: Callable[[PreTrainedConfig], Kernel]) ->
                 raise TesseraError(f'{name}: {meaning} must be absent; {type(module).__name__} has it. Use "eager".')
         config = module.config
         kernel = _of_heads(module, query.shape[1]) if name == ENTMAX and hasattr(config, LEARNED) else kernel_of(config)
+        # Under autocast rotated queries and keys are float32 and values are not; PyTorch's own attention does the same.
+        query, key = query.to(value.dtype), key.to(value.dtype)
         groups = query.shape[1] // key.shape[1]
         if groups > 1:  # grouped heads: every key and value head serves as many query heads
             key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
         slope = query.shape[-1] ** -0.5 if scaling is None else scaling
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         call = _Call(query, key, value, attention_mask, kernel, slope, dropout, causal and query.shape[2] > 1)
-        if options.get("output_attentions", getattr(config, "output_attentions", False)):
+        # The attention of some models (GPT-2) takes the argument and does not hand it on.
+        collected = output_capturing._active_collector.get() or {}
+        if "attentions" in collected or options.get("output_attentions", getattr(config, "output_attentions", False)):
             output, weights = _all_weights(call)
         else:
             output, weights = _attend(call), None

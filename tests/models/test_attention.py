@@ -136,9 +136,11 @@ def test_masks_of_windows_documents_and_padding_are_recognised_and_others_are_no
     assert of(torch.ones(1, 6, 6)) is None, "a query that sees later keys"
 
 
-@pytest.mark.parametrize("name", ["tessera_biweight", "tessera_relumax"])
-def test_output_attentions_are_the_weights(name):
-    model, oracle = pair("llama", name)
+@pytest.mark.parametrize(
+    ("family", "name"), [("llama", "tessera_biweight"), ("llama", "tessera_relumax"), ("gpt2", "tessera_biweight")]
+)
+def test_output_attentions_are_the_weights(family, name):
+    model, oracle = pair(family, name)
     weights = model(ids(), output_attentions=True).attentions
     expected = oracle(ids(), output_attentions=True).attentions
     assert len(weights) == 2
@@ -177,6 +179,16 @@ def test_a_padded_token_in_bfloat16_is_as_near_as_others(name, is_autocast):
     query, key, value = (tensor.double() for tensor in tensors)
     expected = ORACLES[name]((50 * query @ key.mT).masked_fill(~mask, -torch.inf)) @ value
     torch.testing.assert_close(output.transpose(1, 2).double(), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
+def test_autocast_without_a_cache(family):
+    """Rotation leaves queries and keys in float32, and values are bfloat16; a cache would hold all in float32."""
+    model = make(family, "tessera_gaussian", "").float()
+    expected = model(ids(), use_cache=False).logits
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        actual = model(ids(), use_cache=False).logits
+    assert 0 < (actual.float() - expected).abs().mean() < 0.02 * expected.std()
 
 
 def test_generation_is_that_of_the_written_out_model():
