@@ -260,7 +260,8 @@ class StepWriter:
         if torch.is_grad_enabled():
             self.entries.append((places, chosen))
         else:
-            self._room(values, values.shape[-1]).flatten(0, 1).index_copy_(0, places, chosen)
+            room = self._room(values, values.shape[-1])  # of float32 where autocast's logits of whole spans were first
+            room.flatten(0, 1).index_copy_(0, places, chosen.to(room.dtype))
 
 
 class Followed:

@@ -39,6 +39,18 @@ def test_a_batch_of_uneven_rows_is_its_rows_alone(kind, family, side):
     close(output.loss, losses / sum(n - 1 for n in lengths))
 
 
+@torch.no_grad()
+def test_uneven_rows_under_autocast():
+    """Rows of which some have ended: logits of the first segments are written as float32, of the last as bfloat16."""
+    model, ids = make().float(), tokens(2, 19)
+    mask = torch.ones_like(ids)
+    mask[1, 13:] = 0
+    expected = model(ids, mask).logits
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        actual = model(ids, mask).logits
+    assert 0 < (actual - expected)[mask.bool()].abs().mean() < 0.02 * expected.std()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_uneven_rows_have_the_gradients_of_the_rows_alone(kind):
     model, ids = make(kind), tokens(2, 19)
