@@ -192,6 +192,25 @@ def test_a_program_is_given_no_state_that_it_was_not_made_for(uncompiled, monkey
     assert len(made) in (2, 4), "cast to the numbers of its own programs, or given others"
 
 
+@pytest.mark.parametrize(
+    ("setting", "value", "fields"),
+    [
+        ("output_hidden_states", True, {"logits", "past_key_values", "hidden_states"}),
+        ("output_attentions", True, {"logits", "past_key_values", "attentions"}),
+        ("use_cache", False, {"logits"}),
+        ("return_dict", False, None),
+    ],
+)
+@torch.no_grad()
+def test_what_the_configuration_asks_for_is_returned(uncompiled, setting, value, fields):
+    model, ids = tessera.compile_decoding(v1().eval()), torch.randint(1, 50, (1, 7))
+    state = model(ids[:, :6], use_cache=True).past_key_values
+    setattr(model.config, setting, value)
+    output = model(input_ids=ids[:, 6:], past_key_values=state)
+    assert not uncompiled
+    assert isinstance(output, tuple) if fields is None else set(output.keys()) == fields
+
+
 @pytest.mark.parametrize("name", ["v1", "v2"])
 @torch.no_grad()
 def test_a_setting_that_was_adjusted_has_a_program_of_its_own(uncompiled, monkeypatch, name):

@@ -136,7 +136,9 @@ class StackSteps:
             return False
         mask = keywords.get("attention_mask")
         has_padding = mask is not None and (mask.shape != (len(ids), past.length + 1) or not bool(mask[:, -1].all()))
-        is_usual = keywords.get("use_cache") is not False and keywords.get("return_dict") is not False
+        config, chosen = self.model.config, {name: said for name, said in keywords.items() if said is not None}
+        is_usual = all(chosen.get(name, getattr(config, name)) for name in ("use_cache", "return_dict"))
+        is_usual = is_usual and not (config.output_hidden_states or config.output_attentions)
         return is_usual and not has_padding and keywords.get("logits_to_keep", 0) in (0, 1)
 
     def _programs(self, hidden: Tensor, state: Any, model: str) -> tuple[Run, Run]:
