@@ -15,7 +15,7 @@ from tessera.base.errors import expect, expect_text
 from tessera.base.shapes import Int
 from tessera.kernels import Kernel
 from tessera.models.causality import evaluating, expect_causal
-from tessera.models.fingerprint import Fingerprint, difference
+from tessera.models.fingerprint import Fingerprint, expect_same_model
 from tessera.recall.token_memory import TokenMemory
 
 
@@ -105,11 +105,8 @@ class Attached:
 
     def _own_memory(self, begins: bool) -> TokenMemory:
         """The memory. Raises `TesseraError` where another model, or this one with other weights, has read it."""
-        other = (
-            None if len(self.memory) == 0 else difference(self.memory.model, self._fingerprint.of(self.model, begins))
-        )
-        got = f"what a model of {other} has read"
-        expect(other is None, "attach", "memory", "be of this model", got, "Read the text again.")
+        if len(self.memory):
+            expect_same_model("attach", "memory", self.memory.model, self._fingerprint.of(self.model, begins))
         return self.memory
 
     @contextmanager

@@ -159,7 +159,10 @@ class DraftedGeneration:
             made, is_over = 0, False
             for guess, logits in zip([*draft, None], output.logits[0, -len(draft) - 1 :].float()):
                 scores = logits_processor(input_ids, logits[None])
-                token = _choose(scores, generation_config.do_sample)
+                if generation_config.do_sample:
+                    token = torch.multinomial(scores.softmax(-1), 1)
+                else:
+                    token = scores.argmax(-1, keepdim=True)
                 input_ids, made = torch.cat([input_ids, token], 1), made + 1
                 tokens.append(int(token))
                 for name, part in (("scores", scores), ("logits", logits[None])):
@@ -207,11 +210,6 @@ def _drafter(model: Any, settings: Any, assistant: Any) -> tuple[PromptLookup | 
     own, other = (each.config.get_text_config().vocab_size for each in (model, assistant))
     expect(own == other, WHERE, "assistant_model", f"have the vocabulary of the model ({own})", other)
     return AssistantModel(assistant, _share(model, assistant)), most
-
-
-def _choose(scores: Tensor, sampled: bool) -> Tensor:
-    """The next token (1, 1): the likeliest, or drawn from softmax(scores)."""
-    return torch.multinomial(scores.softmax(-1), 1) if sampled else scores.argmax(-1, keepdim=True)
 
 
 def _share(model: Any, assistant: Any) -> float:

@@ -61,7 +61,12 @@ class Fingerprint:
         if begins or not self.weights or acting != self.acting or self._children(stack) != self.children:
             self.modules = list(stack.modules())[1:]  # with itself among them it would not be freed with its last name
             self.children = self._children(stack)
-            self.weights = [weight for weight in acting_weights(stack).values() if _is_readable(weight)]
+            self.weights = [
+                weight
+                for weight in acting_weights(stack).values()
+                if weight.is_floating_point() and weight.numel() > 0
+                if not (weight.is_meta or is_traceable_wrapper_subclass(weight))
+            ]
             self.adapted = _adapted(stack)
             self.acting = [_acting(module) for module in self.adapted]
             self.structure = _digest(json.dumps(_meaning(stack.config), sort_keys=True, default=str))
@@ -105,6 +110,12 @@ def difference(one: str | None, other: str | None) -> str | None:
     return (
         None if all(abs(a - b) <= NEAR * max(abs(a), abs(b)) or a != a or b != b for a, b in pairs) else "other weights"
     )
+
+
+def expect_same_model(where: str, argument: str, of_state: str | None, of_model: str | None) -> None:
+    """Raise `TesseraError` where the fingerprint of a state is known to be another than its model's."""
+    other_model = difference(of_state, of_model)
+    expect(other_model is None, where, argument, "be of this model", f"one of {other_model}", "Read the text again.")
 
 
 def shared(where: str, models: Sequence[str | None]) -> str | None:
@@ -164,11 +175,3 @@ def _meaning(config: PreTrainedConfig) -> dict[str, Any]:
         name: _meaning(value) if isinstance(value, PreTrainedConfig) else value for name, value in settings.items()
     }
     return {"model_type": config.model_type, **settings}
-
-
-def _is_readable(weight: Tensor) -> bool:
-    return (
-        weight.is_floating_point()
-        and weight.numel() > 0
-        and not (weight.is_meta or is_traceable_wrapper_subclass(weight))
-    )

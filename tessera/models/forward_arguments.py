@@ -74,7 +74,8 @@ def check_types(where: str, arguments: Mapping[str, object]) -> None:
             expect(isinstance(value, bool), where, name, "be True, False or None", type(value).__name__)
         elif name == "num_items_in_batch":
             is_number = isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
-            expect(is_number, where, name, "be a number", _described(value))
+            got = f"a tensor of {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            expect(is_number, where, name, "be a number", got)
 
 
 def _check_tensor(where: str, name: str, value: Tensor) -> None:
@@ -94,10 +95,6 @@ def _check_tensor(where: str, name: str, value: Tensor) -> None:
     if name in _DIMENSIONS:
         shape = {2: "(B, T)", 3: "(B, T, hidden)"}[_DIMENSIONS[name]]
         expect(value.dim() == _DIMENSIONS[name], where, name, f"be {shape}", tuple(value.shape))
-
-
-def _described(value: object) -> str:
-    return f"a tensor of {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def refuse_keywords(where: str, keywords: Mapping, reasons: Mapping[str, str], forward: Callable) -> None:
@@ -135,18 +132,29 @@ def demand(condition: Tensor, where: str, argument: str, requirement: str, got: 
         torch._assert_async(condition, f"{where}: {argument} must {requirement}.")
 
 
+def new_steps(where: str, attention_mask: Tensor, shape: tuple[int, int], before: int = 0) -> Tensor:
+    """Of `attention_mask` (B, before + T) the steps read now, as booleans of `shape` (B, T)."""
+    got, needed = tuple(attention_mask.shape), (shape[0], before + shape[1])
+    requirement = f"be {needed} of zeros and ones, one per step since the start"
+    expect(got == needed, where, "attention_mask", requirement, got)
+    return attention_mask[:, before:].bool()
+
+
 def expect_counting(
-    where: str, position_ids: Tensor, shape: tuple[int, int], real: Tensor | None, requirement: str
+    where: str, position_ids: Tensor, shape: tuple[int, int], real: Tensor | None, goes_on: bool, requirement: str
 ) -> None:
     """Positions (B or 1, T) say nothing but how far a row is: where they begin again, another document begins.
 
-    real: booleans (B, T), what is no padding, which has no position; None: all.
+    real: booleans (B, T), what is no padding, which has no position; None: all. goes_on: whether a text does, of which
+    the first step is none with position 0.
     """
     got = tuple(position_ids.shape)
     expect(got[-2:] in (shape, (1, shape[1])), where, "position_ids", f"be {shape} or {(1, shape[1])}", got)
     counts_on = position_ids.diff(dim=-1) == 1
     if real is not None:
         counts_on = counts_on | ~(real[:, 1:] & real[:, :-1])
+    if goes_on:
+        counts_on = counts_on.all() & (position_ids[..., 0] != 0).all()
     demand(counts_on.all(), where, "position_ids", requirement, lambda: "positions that begin again")
 
 

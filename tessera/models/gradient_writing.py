@@ -12,7 +12,6 @@ from torch.nn.functional import cross_entropy
 
 from tessera.base.arguments import explains_mistakes
 from tessera.base.errors import expect
-from tessera.base.state import State
 from tessera.memories.association import AssociationState
 from tessera.models.forward_arguments import check_types, demand, embedded
 from tessera.models.learned_positions import learned_positions
@@ -134,11 +133,9 @@ class GradientWriter(nn.Module):
 
 def _readable(state: MemoryState) -> MemoryState:
     """The same memory; of association matrices those into which nothing was written are read although they are 0."""
-    return replace(state, layers=tuple(_readable_layer(layer) for layer in state.layers))
-
-
-def _readable_layer(layer: State) -> State:
-    if not isinstance(layer, AssociationState):
-        return layer
-    normaliser = torch.where(layer.empty[:, None], 1.0, layer.normaliser)
-    return AssociationState(layer.matrix, normaliser, torch.zeros_like(layer.empty))
+    layers = list(state.layers)
+    for index, layer in enumerate(layers):
+        if isinstance(layer, AssociationState):
+            normaliser = torch.where(layer.empty[:, None], 1.0, layer.normaliser)
+            layers[index] = AssociationState(layer.matrix, normaliser, torch.zeros_like(layer.empty))
+    return replace(state, layers=tuple(layers))

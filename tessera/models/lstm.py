@@ -11,12 +11,19 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from tessera.base.errors import expect
+from tessera.base.errors import TesseraError, expect
 from tessera.base.state import State
 from tessera.models.drafted_generation import DraftedGeneration
-from tessera.models.fingerprint import Fingerprint, difference
+from tessera.models.fingerprint import Fingerprint, expect_same_model
 from tessera.models.forking import refuse_to_crop
-from tessera.models.forward_arguments import check_labels, checks_types, embedded, expect_counting, refuse_keywords
+from tessera.models.forward_arguments import (
+    check_labels,
+    checks_types,
+    embedded,
+    expect_counting,
+    new_steps,
+    refuse_keywords,
+)
 from tessera.models.loss_per_item import count_of_labels, loss_per_item
 from tessera.models.saving.beside_weights import SavesWithCode
 from tessera.models.sizes import num_parameters
@@ -128,7 +135,7 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
     @checks_types
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         labels: Tensor | None = None,
         attention_mask: Tensor | None = None,
         past_key_values: LSTMState | None = None,
@@ -145,19 +152,14 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
         Left out of the loss are -100 and padding; `num_items_in_batch`: see `loss_per_item`. `position_ids` (B or 1, T)
         must count on by 1. Further keywords of transformers are refused by name.
         """
-        refuse_keywords(type(self).__name__, keywords, dict.fromkeys(keywords, TAKES_NONE), self.forward)
-        where, shape = type(self).__name__, (input_ids.shape[0], input_ids.shape[1])
-        if position_ids is not None:
-            real = None if attention_mask is None else attention_mask[:, -shape[1] :].bool()
-            expect_counting(where, position_ids, shape, real, "count on by 1: an LSTM reads a row as one text")
-        hidden, state = self._read(input_ids, attention_mask, past_key_values, use_cache)
+        hidden, state, real = self._read(input_ids, attention_mask, past_key_values, use_cache, position_ids, keywords)
         logits = self.lm_head(hidden)
         loss = None
         if labels is not None:
-            check_labels(where, labels, shape, self.config.vocab_size)
+            check_labels(type(self).__name__, labels, (hidden.shape[0], hidden.shape[1]), self.config.vocab_size)
             num_labels = count_of_labels(labels, False)
-            if attention_mask is not None:
-                labels = labels.long().masked_fill(~attention_mask[:, -shape[1] :].bool(), IGNORED)
+            if real is not None:
+                labels = labels.long().masked_fill(~real, IGNORED)
             targets = labels[:, 1:].flatten().long()
             total = cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets, reduction="sum")
             loss = loss_per_item(total, count_of_labels(labels, False), num_labels, num_items_in_batch)
@@ -165,56 +167,63 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
         return output if self._returns_dict(return_dict) else output.to_tuple()
 
     def _read(
-        self, input_ids: Tensor, mask: Tensor | None, past: LSTMState | None, use_cache: bool | None
-    ) -> tuple[Tensor, LSTMState | None]:
-        """What the head reads (B, T, hidden), and the state after it where one is kept."""
+        self,
+        input_ids: Tensor | None,
+        mask: Tensor | None,
+        past: LSTMState | None,
+        use_cache: bool | None,
+        position_ids: Tensor | None,
+        keywords: dict[str, Any],
+    ) -> tuple[Tensor, LSTMState | None, Tensor | None]:
+        """What the head reads (B, T, hidden), the state after it where one is kept, and what is no padding (B, T)."""
         where = type(self).__name__
+        refuse_keywords(where, keywords, dict.fromkeys(keywords, TAKES_NONE), self.forward)
+        if input_ids is None:
+            raise TesseraError(f"{where}: input_ids must be given; got None.")
         use_cache = self.config.use_cache if use_cache is None else use_cache
-        expect(input_ids.shape[1] > 0, where, "the prompt", "hold at least one token", "none")
+        rows, steps = tuple(input_ids.shape)
+        expect(steps > 0, where, "the prompt", "hold at least one token", "none")
         model = self._fingerprint.of(self, past is None) if use_cache or past is not None else None
-        start, before = None, 0
+        start, length = None, steps
         if past is not None:
-            is_state, advice = isinstance(past, LSTMState), "Read the text again."
-            mismatch = difference(past.model, model) if is_state else type(past).__name__
-            expect(mismatch is None, where, "past_key_values", "be a state of this model", mismatch, advice)
-            held, rows = len(past.hidden), len(input_ids)
+            expect(isinstance(past, LSTMState), where, "past_key_values", "be of this model", type(past).__name__)
+            expect_same_model(where, "past_key_values", past.model, model)
+            held = len(past.hidden)
             expect(held == rows, where, "past_key_values", f"have {rows} rows, as the text", held)
-            past, before = past.recordable(), past.length
+            past, length = past.recordable(), past.length + steps
             parts = (past.hidden, past.cell)
             start = tuple(part.to(self.norm.weight).transpose(0, 1).contiguous() for part in parts)
-        if mask is not None:
-            needed, got = (len(input_ids), before + input_ids.shape[1]), tuple(mask.shape)
-            expect(got == needed, where, "attention_mask", f"be {needed}, one per step since the start", got)
-            new = mask[:, -input_ids.shape[1] :]
-            falls = bool((new[:, 1:] <= new[:, :-1]).all())
+        real = None if mask is None else new_steps(where, mask, (rows, steps), length - steps)
+        if position_ids is not None:
+            needed = "count on by 1: an LSTM reads a row as one text"
+            expect_counting(where, position_ids, (rows, steps), real, past is not None, needed)
+        if real is not None:
+            falls = bool((real[:, 1:] <= real[:, :-1]).all())
             advice = "Read texts of several lengths one by one, or padded on the right without a cache."
             expect(falls, where, "padding", "follow the tokens", "padding before tokens", advice)
-            is_whole = not use_cache or bool(new.all())
+            is_whole = not use_cache or bool(real.all())
             expect(is_whole, where, "padding", "be left out where a state is kept", "padding")
         hidden_input = embedded(where, self.embed_tokens, input_ids)
         # A processor without products in bfloat16 has no such LSTM under autocast.
         with torch.autocast("cpu", enabled=False):
             read, (hidden, cell) = self.layers(hidden_input, start)
-        state = None
-        if use_cache:
-            length = before + input_ids.shape[1]
-            state = LSTMState(hidden.transpose(0, 1), cell.transpose(0, 1), length, model)
-        return self.norm(read), state
+        state = LSTMState(hidden.transpose(0, 1), cell.transpose(0, 1), length, model) if use_cache else None
+        return self.norm(read), state, real
 
 
 class LSTMModel(LSTMForCausalLM):
     """The LSTM down to the hidden states: what classifiers stand on. It has the weights of the causal model."""
 
     @can_return_tuple
+    @checks_types
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         past_key_values: LSTMState | None = None,
         use_cache: bool | None = None,
         **keywords: Any,
     ) -> BaseModelOutputWithPast:
         """`last_hidden_state` (B, T, hidden); arguments as those of the causal model."""
-        refuse_keywords(type(self).__name__, keywords, dict.fromkeys(keywords, TAKES_NONE), self.forward)
-        hidden, state = self._read(input_ids, attention_mask, past_key_values, use_cache)
+        hidden, state, _ = self._read(input_ids, attention_mask, past_key_values, use_cache, None, keywords)
         return BaseModelOutputWithPast(last_hidden_state=hidden, past_key_values=state)

@@ -178,11 +178,12 @@ class StackModel(StackPreTrainedModel):
         `attention_mask` (B, past + T) marks padding with zeros, anywhere: each row gives what it gives without (but not
         where padding follows a state in a compiled program). `document_ids` (B, T) separates documents that are packed
         into one sequence, each in one piece: memories never see a pair of another document. `position_ids` (B or 1, T)
-        say the same: a document begins where they do not count on. `output_hidden_states`: also the input of every
-        layer and the output of the last norm. `output_attentions`: also the recall weights, one (B, H, T, N) per memory
-        in the order in which they run, so that a layer of two memories has two: in v1 the contextual and the persistent
-        one, in v2 the short-term and the long-term one. Column i is the memory's pair (k_i, v_i), whose value is
-        complete one step later: N = T - 1 for a text read at once. For a persistent memory it is slot i.
+        say the same: a document begins where they do not count on, and behind a state at position 0.
+        `output_hidden_states`: also the input of every layer and the output of the last norm. `output_attentions`: also
+        the recall weights, one (B, H, T, N) per memory in the order in which they run, so that a layer of two memories
+        has two: in v1 the contextual and the persistent one, in v2 the short-term and the long-term one. Column i is
+        the memory's pair (k_i, v_i), whose value is complete one step later: N = T - 1 for a text read at once. For a
+        persistent memory it is slot i.
         Rows sum to 1, to 0 where a query sees no pair. O(B H T N) memory; `tessera.inspection.recall_weights` gives
         chosen queries for O(H N) each. Further keywords of transformers are refused by name.
         """
@@ -191,7 +192,6 @@ class StackModel(StackPreTrainedModel):
         refuse_keywords(where, keywords, REASONS, self.forward)
         is_one = (input_ids is None) != (inputs_embeds is None)
         expect(is_one, where, "input_ids or inputs_embeds", "be given", "both or neither")
-        past = past_key_values.state(where, self.layers) if isinstance(past_key_values, Prefix) else past_key_values
         if inputs_embeds is None:
             assert input_ids is not None
             inputs_embeds = embedded(where, self.embed_tokens, input_ids)
@@ -201,9 +201,9 @@ class StackModel(StackPreTrainedModel):
         expect(hidden.shape[2] == width, where, "inputs_embeds", f"be (B, T, {width})", tuple(hidden.shape))
         expect(hidden.shape[1] > 0, where, "the prompt", "hold at least one token", "none")
         use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
-        documents = read_documents(
-            where, (hidden.shape[0], hidden.shape[1]), past, attention_mask, document_ids, position_ids, cache_position
-        )
+        said = (attention_mask, document_ids, position_ids, cache_position)
+        documents = read_documents(where, (hidden.shape[0], hidden.shape[1]), past_key_values, *said)
+        past = past_key_values.state(where, self.layers) if isinstance(past_key_values, Prefix) else past_key_values
         wants_hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         model = self._fingerprint.of(self, past is None) if use_cache or past is not None else None
         if past is not None:
@@ -321,10 +321,7 @@ class StackForCausalLM(StackPreTrainedModel, DraftedGeneration, GenerationMixin)
             check_labels(where, targets, shape, self.config.vocab_size)
             keywords = without_packing(keywords, document_ids, keywords.get("position_ids"))
             places = [keywords.pop(name, None) for name in ("position_ids", "cache_position")]
-            masks = (attention_mask, document_ids, *places)
-            if isinstance(past_key_values, Prefix):
-                past_key_values = past_key_values.state(where, self.model.layers)
-            document_ids = read_documents(where, shape, past_key_values, *masks)
+            document_ids = read_documents(where, shape, past_key_values, attention_mask, document_ids, *places)
             attention_mask = None if document_ids is None else attention_mask
         outputs = self.model(
             input_ids,

@@ -10,9 +10,9 @@ from torch import Tensor
 from tessera.base.errors import expect
 from tessera.base.state import State, first_tensor
 from tessera.memories.pair_memory import PairMemoryState
-from tessera.models.fingerprint import difference
+from tessera.models.fingerprint import expect_same_model
 from tessera.models.forking import refuse_to_crop
-from tessera.models.forward_arguments import demand
+from tessera.models.forward_arguments import demand, new_steps
 from tessera.models.padded_rows import in_order, padding_first
 
 
@@ -37,9 +37,7 @@ class StackState(State):
 
         Raises `TesseraError` where it is known to be the state of another model, or has another number of rows.
         """
-        other_model = difference(self.model, model)
-        needed, got = "be a state of this model", f"one of {other_model}"
-        expect(other_model is None, where, "past_key_values", needed, got, "Read the text again.")
+        expect_same_model(where, "past_key_values", self.model, model)
         held = first_tensor(self.layers)
         held = hidden if held is None else held
         _expect_rows(where, hidden.shape[0], held)
@@ -80,9 +78,20 @@ class Prefix(State):
         """From PEFT's tensors (2, B, H, N, width)."""
         return cls(tuple((layer[0], layer[1]) for layer in layers))
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
+    @property
+    def length(self) -> int:
         """N."""
-        return self.layers[layer_idx][0].shape[2]
+        return self.layers[0][0].shape[2]
+
+    @property
+    def document(self) -> Tensor:
+        """0: that of the text behind it (B, 1)."""
+        keys = self.layers[0][0]
+        return torch.zeros(keys.shape[0], 1, dtype=torch.long, device=keys.device)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """N (the name transformers asks for)."""
+        return self.length
 
     def state(self, where: str, layers: Iterable[Any]) -> StackState:
         """What a stack of these layers goes on from. Raises `TesseraError` where it has no pairs, or of other sizes."""
@@ -93,15 +102,13 @@ class Prefix(State):
         got, needed = len(self.layers), len(layers)
         expect(got == needed, where, "past_key_values", f"hold pairs for {needed} layers", got)
         states = tuple(layer.begun_with(*pairs) for layer, pairs in zip(layers, self.layers))
-        keys = self.layers[0][0]
-        document = torch.zeros(keys.shape[0], 1, dtype=torch.long, device=keys.device)
-        return StackState(states, self.get_seq_length(), document)
+        return StackState(states, self.length, self.document)
 
 
 def read_documents(
     where: str,
     shape: tuple[int, int],
-    past: StackState | None,
+    past: StackState | Prefix | None,
     attention_mask: Tensor | None,
     document_ids: Tensor | None,
     position_ids: Tensor | None = None,
@@ -109,7 +116,7 @@ def read_documents(
 ) -> Tensor | None:
     """Documents (B, T) of the steps read now, -1 for padding; None when nothing distinguishes them."""
     batch, steps = tuple(shape)
-    is_state = past is None or isinstance(past, StackState)
+    is_state = past is None or isinstance(past, StackState | Prefix)
     advice = "Leave it out: these models keep memories, no keys and values that could be cropped."
     expect(is_state, where, "past_key_values", "be what an earlier call returned", type(past).__name__, advice)
     before = 0 if past is None else past.length
@@ -123,17 +130,14 @@ def read_documents(
         demand(is_same, where, "cache_position", f"count on from {before}", cache_position.tolist)
     documents, real = None if last is None else last.expand(-1, steps), None
     if attention_mask is not None:
-        got, needed = tuple(attention_mask.shape), (batch, before + steps)
-        requirement = f"be {needed} of zeros and ones, one per step since the start"
-        expect(got == needed, where, "attention_mask", requirement, got)
-        real = attention_mask[:, before:].bool()
+        real = new_steps(where, attention_mask, (batch, steps), before)
     if document_ids is not None:
         got = tuple(document_ids.shape)
         expect(got == (batch, steps), where, "document_ids", f"be {(batch, steps)}, one per step read now", got)
         documents = document_ids.long()  # of few bits they have no -1 for padding
         _expect_whole_documents(where, documents, real)
     elif position_ids is not None:
-        documents = _documents_by_position(where, (batch, steps), position_ids, last, real)
+        documents = _documents_by_position(where, (batch, steps), position_ids, past, real)
     if real is None:
         return documents
     if documents is None and not torch.compiler.is_compiling():
@@ -164,29 +168,28 @@ def _expect_whole_documents(where: str, documents: Tensor, real: Tensor | None) 
 
 
 def _documents_by_position(
-    where: str, shape: tuple[int, int], position_ids: Tensor, last: Tensor | None, real: Tensor | None
+    where: str, shape: tuple[int, int], position_ids: Tensor, past: StackState | Prefix | None, real: Tensor | None
 ) -> Tensor | None:
-    """A document begins where positions do not count on; the first step goes on with the `last` document.
+    """A document begins where positions do not count on, and behind a text at position 0.
 
     Padding has no position: `real` (B, T) says which steps are none.
     """
     got = tuple(position_ids.shape)
     expect(got in (shape, (1, shape[1])), where, "position_ids", f"be {shape} or {(1, shape[1])}", got)
-    if real is None:
-        begins = torch.zeros_like(position_ids)
-        begins[:, 1:] = position_ids[:, 1:] != position_ids[:, :-1] + 1
-    else:
-        latest = torch.where(real, torch.arange(shape[1], device=real.device), -1).cummax(1).values
-        before = torch.cat([torch.full_like(latest[:, :1], -1), latest[:, :-1]], 1)
-        positions = position_ids.expand(shape)
-        counts_on = positions == positions.gather(1, before.clamp(min=0)) + 1
-        begins = (real & (before >= 0) & ~counts_on).long()
+    real = torch.ones(got, dtype=torch.bool, device=position_ids.device) if real is None else real
+    latest = torch.where(real, torch.arange(shape[1], device=real.device), -1).cummax(1).values
+    before = torch.cat([torch.full_like(latest[:, :1], -1), latest[:, :-1]], 1)
+    positions = position_ids.expand(real.shape)
+    counts_on = positions == positions.gather(1, before.clamp(min=0)) + 1
+    first_begins = (positions == 0) & isinstance(past, StackState)
+    begins = (real & torch.where(before < 0, first_begins, ~counts_on)).long()
+    last = None if past is None else past.document
     if last is None and begins.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(begins.any()):
         return None
     return begins.cumsum(1).expand(shape) + (0 if last is None else last)
 
 
-def last_document(past: StackState | None, documents: Tensor | None) -> Tensor | None:
+def last_document(past: StackState | Prefix | None, documents: Tensor | None) -> Tensor | None:
     """The document (B, 1) of the last step that is no padding; 0 where there is none yet."""
     if documents is None:
         return None if past is None else past.document

@@ -41,7 +41,7 @@ def with_other_weights(model):
 def test_other_weights_are_refused(build):
     model = build()
     state = read(model)
-    with pytest.raises(TesseraError, match="past_key_values must be a state of this model; got one of other weights"):
+    with pytest.raises(TesseraError, match="past_key_values must be of this model; got one of other weights"):
         go_on(with_other_weights(model), state)
     with torch.no_grad():
         model.model.layers[-1].get_parameter(next(iter(model.model.layers[-1].state_dict()))).mul_(1.5)
@@ -120,7 +120,7 @@ def test_the_state_of_an_lstm_too():
     model = CASES["lstm"].build()
     state = read(model)
     go_on(copy.deepcopy(model), state)
-    refused("past_key_values must be a state of this model; got other weights", go_on, with_other_weights(model), state)
+    refused("past_key_values must be of this model; got one of other weights", go_on, with_other_weights(model), state)
     refused("got list", go_on, model, [state])
     rounded = copy.deepcopy(model).float()
     torch.testing.assert_close(go_on(rounded, state), go_on(rounded, state.to(torch.float32)))

@@ -8,7 +8,7 @@ from transformers import DynamicCache
 
 from tessera.base.errors import TesseraError
 from tessera.data.tokenizers import byte_tokenizer
-from tessera.models.lstm import LSTMConfig, LSTMForCausalLM
+from tessera.models.lstm import LSTMConfig, LSTMForCausalLM, LSTMModel
 from tests.models.three_models import MAKE, STACKS, close, make, tokens
 from tests.refusals import refused
 
@@ -83,14 +83,17 @@ def test_arguments_of_stacks(name):
 
 def test_arguments_of_lstms():
     model, ids = LSTMForCausalLM(LSTMConfig(vocab_size=270, hidden_size=16)).eval(), tokens()
-    past = model(ids, use_cache=True).past_key_values
+    past, positions = model(ids, use_cache=True).past_key_values, torch.arange(12)[None]
     for keywords, message in [
-        ({"inputs_embeds": torch.ones(2, 12, 16)}, "inputs_embeds must be left out: an LSTM takes none"),
         ({"output_hidden_states": True}, "output_hidden_states must be left out"),
-        ({"attention_mask": torch.ones(2, 5)}, r"attention_mask must be \(2, 12\), one per step .*; got \(2, 5\)"),
+        ({"attention_mask": torch.ones(2, 5), "position_ids": positions}, r"attention_mask must be \(2, 12\)"),
         ({"past_key_values": past, "attention_mask": torch.ones(2, 12)}, r"attention_mask must be \(2, 24\)"),
+        ({"past_key_values": past, "position_ids": positions}, "position_ids must count on by 1"),
     ]:
         refused(message, model, ids, **keywords)
+    for kind in (model, LSTMModel(model.config)):
+        refused("inputs_embeds must be left out: an LSTM takes none", kind, inputs_embeds=torch.ones(2, 12, 16))
+        refused("input_ids must be given; got None", kind)
     refused("inputs_embeds must be left out", model.generate, inputs_embeds=torch.ones(2, 12, 16), max_new_tokens=1)
     masked = model(ids, past_key_values=past, attention_mask=torch.ones(2, 24))
     close(masked.logits, model(ids, past_key_values=past).logits)
@@ -106,6 +109,7 @@ def test_arguments_of_segmented_models():
         ({"labels_mask": torch.ones(2, 12)}, "it is called loss_mask"),
         ({"logits_to_keep": torch.tensor([1])}, "logits_to_keep must be a number"),
         ({"past_key_values": cache, "attention_mask": torch.ones(2, 12)}, r"attention_mask must be \(2, 24\)"),
+        ({"past_key_values": cache, "position_ids": torch.arange(12)[None]}, "position_ids must count on by 1"),
         ({"past_key_values": cache, "attention_mask": hidden}, "must be one for tokens after a cache; got zeros"),
     ]:
         refused(message, model, ids, **keywords)
@@ -148,8 +152,7 @@ def test_positions_that_start_again_separate_documents(name):
     for cut in (3, 5, 7):
         first = model(ids[:, :cut], position_ids=starts[:, :cut], use_cache=True)
         second = model(ids[:, cut:], position_ids=starts[:, cut:], past_key_values=first.past_key_values)
-        if cut != 5:  # at a border nothing tells positions 0, 1, ... from those of a text that goes on
-            close(second.logits, expected.logits[:, cut:])
+        close(second.logits, expected.logits[:, cut:])
     one = model(ids, position_ids=torch.arange(12)[None], labels=ids, **kernels)
     close(one.logits, model(ids).logits)
 

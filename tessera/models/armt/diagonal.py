@@ -23,7 +23,6 @@ from tessera.models.armt.modeling import ARMTForCausalLM, ARMTState
 from tessera.models.recurrence.base_model import layer_list
 from tessera.models.recurrence.layer_hooks import LayerHooks, MemoryLayer
 from tessera.models.recurrence.segment_runner import Segment
-from tessera.models.recurrence.state import MemoryState
 from tessera.models.recurrence.stream import parts_of, read_stream
 
 
@@ -95,23 +94,19 @@ def read_stream_diagonally(
     """
     expect(isinstance(model, ARMTForCausalLM), "read_stream_diagonally", "model", "be ARMT", type(model).__name__)
     expect(segments >= 1, "read_stream_diagonally", "segments", "be at least 1", segments)
-    state, size = memory_state, model.config.segment_size
+    state: Any = model.empty_memory(1) if memory_state is None else memory_state
+    size = model.config.segment_size
     device = model.get_input_embeddings().weight.device
     for piece in parts_of(tokens, segments * size):
         end = len(piece) // size * size
         if end:
             state = _read(model, torch.tensor([piece[:end]], device=device), state)[1]
         if end < len(piece):
-            state = _armt_state(read_stream(model, piece[end:], state))
-    return _armt_state(model.empty_memory(1)) if state is None else state
-
-
-def _armt_state(state: MemoryState) -> ARMTState:
-    assert isinstance(state, ARMTState)
+            state = read_stream(model, piece[end:], state)
     return state
 
 
-def _read(model: ARMTForCausalLM, input_ids: Tensor, state: ARMTState | None) -> tuple[list[Tensor], ARMTState, Any]:
+def _read(model: ARMTForCausalLM, input_ids: Tensor, state: Any) -> tuple[list[Tensor], ARMTState, Any]:
     """What the last layer says of each segment, the memory after all of them, and in what form a layer returns it."""
     rows = input_ids.shape[0]
     if state is not None:
@@ -119,7 +114,7 @@ def _read(model: ARMTForCausalLM, input_ids: Tensor, state: ARMTState | None) ->
         is_shared = state.batch_size > 0 and rows % state.batch_size == 0
         needed = f"have a number of rows that divides {rows}, the rows of input_ids"
         expect(is_shared, "read_diagonally", "state", needed, state.batch_size)
-    state = _armt_state(model.empty_memory(rows) if state is None else state.for_batch(rows))
+    state = model.empty_memory(rows) if state is None else state.for_batch(rows)
     first, *others = input_ids.split(model.config.segment_size, 1)
     captured = [_captured(model, first)]
     captured += [_captured(model, part, captured[0].like) for part in others]

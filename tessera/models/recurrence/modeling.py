@@ -14,7 +14,7 @@ from tessera.base.devices import is_exporting
 from tessera.base.errors import expect
 from tessera.models.adapters import adapter_names
 from tessera.models.drafted_generation import DraftedGeneration
-from tessera.models.fingerprint import Fingerprint, difference
+from tessera.models.fingerprint import Fingerprint, expect_same_model
 from tessera.models.forward_arguments import (
     REASONS,
     check_labels,
@@ -22,12 +22,13 @@ from tessera.models.forward_arguments import (
     demand,
     expect_counting,
     kept_steps,
+    new_steps,
     refuse_keywords,
     without_packing,
 )
 from tessera.models.lazy_logits import LazyLogits
 from tessera.models.learned_positions import first_position
-from tessera.models.loss_per_item import count_of_labels
+from tessera.models.loss_per_item import count_of_labels, share_of
 from tessera.models.recurrence.base_model import (
     FEED_FORWARD,
     SegmentedBackbone,
@@ -248,7 +249,10 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         """
         where, cache, shift_labels = type(self).__name__, past_key_values, keywords.pop("shift_labels", None)
         refuse_keywords(where, without_packing(keywords, None, position_ids), REFUSED, self.forward)
-        _check_arguments(where, cache, logits_to_keep)
+        is_cache, got = cache is None or isinstance(cache, SegmentCache), type(cache).__name__
+        expect(is_cache, where, "past_key_values", "be what an earlier call returned", got)
+        expect(not isinstance(logits_to_keep, Tensor), where, "logits_to_keep", "be a number", "a tensor")
+        kept_steps(where, logits_to_keep)
         self._expect_learning_memory()
         self._expect_present_memory()
         _expect_exportable(where, input_ids, inputs_embeds, attention_mask, labels, position_ids)
@@ -275,9 +279,9 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         value, penalty = None, runner.memory.penalty()
         if loss is not None:
             value = counted_as_used(loss.value(num_items_in_batch), self.memory_parameters())
-            penalty = loss.share(penalty, num_items_in_batch)
-            if penalty is not None and self.training:
-                value = value + penalty
+            if penalty is not None:
+                penalty = share_of(penalty, loss.num_labels, num_items_in_batch)
+                value = value + penalty if self.training else value
         head, inputs = self.get_output_embeddings(), None if collector.inputs is None else collector.inputs.value()
         logits = LazyLogits(head, inputs, head) if is_lazy else collector.logits.value()
         if is_lazy and inputs is None and hasattr(self, "unshard"):
@@ -319,19 +323,14 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         text = SegmentedInput.of(self.base.get_input_embeddings(), input_ids, inputs_embeds, mask)
         if cache is not None:
             rows = cache.batch_size
-            mismatch = difference(cache.model, self._fingerprint.of(self, False))
-            name, advice = "past_key_values", "Read the text again."
-            expect(mismatch is None, where, name, "be of this model", f"one of {mismatch}", advice)
-            expect(rows == text.shape[0], where, name, f"have {text.shape[0]} rows", rows)
+            expect_same_model(where, "past_key_values", cache.model, self._fingerprint.of(self, False))
+            expect(rows == text.shape[0], where, "past_key_values", f"have {text.shape[0]} rows", rows)
             if attention_mask is not None:
-                got, needed = tuple(attention_mask.shape), (text.shape[0], cache.total + text.shape[1])
-                requirement = f"be {needed} of zeros and ones, one per token since the start"
-                expect(got == needed, where, "attention_mask", requirement, got)
-                new = attention_mask[:, cache.total :].bool()
+                new = new_steps(where, attention_mask, text.shape, cache.total)
                 demand(new.all(), where, "attention_mask", "be one for tokens after a cache", lambda: "zeros")
         if position_ids is not None:
             requirement = "count on by 1: documents (TRL's packing=True) need a row each"
-            expect_counting(where, position_ids, text.shape, text.real, requirement)
+            expect_counting(where, position_ids, text.shape, text.real, cache is not None, requirement)
         return text
 
     def _loss(
@@ -359,13 +358,6 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         expect(divides, type(self).__name__, "memory_state", rows, state.batch_size)
         like = next(tensor for tensor in template.tensors().values() if tensor.is_floating_point())
         return state.to(like.device, like.dtype).recordable()
-
-
-def _check_arguments(where: str, cache: object, logits_to_keep: int | Tensor) -> None:
-    is_cache = cache is None or isinstance(cache, SegmentCache)
-    expect(is_cache, where, "past_key_values", "be what an earlier call returned", type(cache).__name__)
-    expect(not isinstance(logits_to_keep, Tensor), where, "logits_to_keep", "be a number", "a tensor")
-    kept_steps(where, logits_to_keep)
 
 
 def _expect_exportable(where: str, *inputs: Tensor | None) -> None:

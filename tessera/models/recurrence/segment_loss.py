@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from tessera.base.errors import expect
 from tessera.layers.plain_linear import is_plain_linear
-from tessera.models.loss_per_item import loss_per_item, share_of
+from tessera.models.loss_per_item import loss_per_item
 from tessera.models.recurrence.segmented_input import Span, columns, scattered
 from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
 
@@ -132,10 +132,6 @@ class SegmentLoss:
             return loss
         mean = torch.as_tensor(self.balancing * self.balance / self.tokens)
         return loss + (mean if num_items is None else mean * self.num_labels / num_items)
-
-    def share(self, penalty: Tensor | None, num_items: Tensor | int | None) -> Tensor | None:
-        """Of what is charged once for all batches whose gradients are added; see `loss_per_item`."""
-        return None if penalty is None else share_of(penalty, self.num_labels, num_items)
 
 
 def shifted_targets(

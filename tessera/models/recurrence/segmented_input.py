@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tessera.base.errors import expect
-from tessera.models.forward_arguments import embedded
+from tessera.models.forward_arguments import embedded, new_steps
 
 ALIGNMENTS = ("left", "right", "center")
 
@@ -133,9 +133,7 @@ class SegmentedInput:
         unpadded = cls(tokens, embed, (0,) * batch, (steps,) * batch)
         if attention_mask is None:
             return unpadded
-        shape = tuple(attention_mask.shape)
-        expect(shape == (batch, steps), "forward", "attention_mask", f"be {(batch, steps)} of zeros and ones", shape)
-        real = attention_mask.bool()
+        real = new_steps("forward", attention_mask, (batch, steps))
         if bool(real.all()):
             return unpadded
         expect(bool(real.any(1).all()), "forward", "attention_mask", "show a token in every row", "a row of zeros")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tessera.base.errors import expect
 from tessera.base.state import State
-from tessera.models.fingerprint import difference, is_fingerprint, shared
+from tessera.models.fingerprint import expect_same_model, is_fingerprint, shared
 from tessera.models.saving.state_file import StateFile, save_values
 
 MADE_BY = "made_by"  # in a memory file: what tells model and tokenizer exactly
@@ -99,9 +99,7 @@ class MemoryState(State):
         sizes = f"{different} {shapes[1].get(different)} per row"
         same = f"come from a model of the same sizes ({sizes})"
         expect(not different, where, "memory_state", same, shapes[0].get(different))
-        other_model = difference(self.model, template.model)
-        requirement = "be of this model"
-        expect(other_model is None, where, "memory_state", requirement, f"one of {other_model}", "Read the text again.")
+        expect_same_model(where, "memory_state", self.model, template.model)
 
 
 @dataclass(frozen=True)
