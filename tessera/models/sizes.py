@@ -122,18 +122,13 @@ def pairs_per_query(config: PreTrainedConfig, context: int) -> list[int]:
     """
     if hasattr(config, "pairs_per_query"):
         return config.pairs_per_query(context)
-    expect_counted(config)
-    full, windowed = attention_shares(config)
-    return [round(windowed * min(context, attention_window(config) or context) + full * context)]
-
-
-def expect_counted(config: PreTrainedConfig) -> None:
-    """Raise `TesseraError` for a model that has no attention, or an arithmetic that the rules for it do not have."""
     text, advice = config.get_text_config(), "Its configuration may answer by a method pairs_per_query(context)."
     unknown = ", ".join(meaning for name, meaning in UNCOUNTED.items() if getattr(text, name, None))
     expect(not unknown, "flops_per_token", "config", f"be without {unknown}", config.model_type, advice)
-    has_attention = getattr(text, "num_attention_heads", None)
-    expect(bool(has_attention), "flops_per_token", "config", "be of a model with attention", config.model_type, advice)
+    has_attention = bool(getattr(text, "num_attention_heads", None))
+    expect(has_attention, "flops_per_token", "config", "be of a model with attention", config.model_type, advice)
+    full, windowed = attention_shares(config)
+    return [round(windowed * min(context, attention_window(config) or context) + full * context)]
 
 
 def attention_window(config: PreTrainedConfig) -> int | None:
