@@ -4,6 +4,7 @@ import copy
 from contextlib import nullcontext
 
 import torch
+from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig
 
 from tessera.armt import wrap_rmt
@@ -39,6 +40,17 @@ def test_a_state_in_another_dtype_goes_on(name, dtype, steps, grad):
             assert logits.dtype == torch.float32
             torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4 if dtype == torch.float64 else 0.05)
         read_on(model, more[:, :1], after)
+
+
+@torch.no_grad()
+def test_counts_and_documents_keep_their_type_beside_a_tensor():
+    """As `Tensor.to` takes another tensor, for its type and device."""
+    model, text = BUILD["v2"](), tokens(2, 13)
+    documents = torch.arange(13).expand(2, -1) // 6
+    state = model(text, document_ids=documents, use_cache=True).past_key_values
+    for like in ((torch.ones(()),), (torch.float32,), ("cpu", torch.float32)):
+        kinds = {leaf.dtype for leaf in tree_leaves(state.to(*like)) if isinstance(leaf, torch.Tensor)}
+        assert kinds == {torch.float32, torch.int64}
 
 
 @each_value(name=list(BUILD), is_read_in_bfloat16=[True, False])
