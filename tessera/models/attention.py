@@ -146,7 +146,7 @@ def learn_alpha(
     Raises:
         TesseraError: a kernel that is not entmax, an attention that takes no kernels, a folder without the alphas.
     """
-    config = model.config.get_text_config()
+    config = config_of_attention(model)
     kernel = kernel_from_config(getattr(config, LEARNED, "entmax") if kernel is None else kernel)
     if not isinstance(kernel, Entmax):
         raise TesseraError(f"learn_alpha: kernel must be entmax; got {kernel.name!r}.")
@@ -170,6 +170,11 @@ def learn_alpha(
     if folder is not None:
         _read_alphas(Path(folder), learned)
     return learned
+
+
+def config_of_attention(model: PreTrainedModel) -> PreTrainedConfig:
+    """The configuration that the attention of `model` asks, or of the base that it is wrapped around."""
+    return getattr(model.config, "base_config", model.config).get_text_config()
 
 
 def _read_alphas(folder: Path, learned: dict[str, LearnedAlpha]) -> None:
@@ -256,7 +261,10 @@ def _attention_of(name: str, kernel_of: Callable[[PreTrainedConfig], Kernel]) ->
 
 
 class _Call(NamedTuple):
-    """One call of an attention, with as many heads of keys as of queries; `causal`: where there is no mask."""
+    """One call of an attention, with as many heads of keys as of queries.
+
+    `causal`: where there is no mask, query i sees keys 0 to i, however many keys there are, as in PyTorch's attention.
+    """
 
     query: Tensor
     key: Tensor
@@ -280,8 +288,9 @@ def _attend(call: _Call) -> Tensor:
         kernel=call.kernel,
         slope=call.query.new_tensor(call.slope),
         window=window,
-        # A window ends one pair before its query: a query that sees its own key stands one position further on.
-        query_offset=call.key.shape[2] - call.query.shape[2] + 1,
+        # A window ends one pair before its query: a query that sees its own key stands one position further on. Where
+        # there is no mask, keys behind those of the queries are the empty rest of a static cache.
+        query_offset=1,
         query_documents=documents,
         pair_documents=documents,
         dropout=call.dropout,
@@ -292,8 +301,8 @@ def _all_weights(call: _Call) -> tuple[Tensor, Tensor]:
     """(output, weights), with the scores of all pairs in memory."""
     query, key, value, mask, *_ = call
     if mask is None and call.causal:
-        rows = torch.arange(query.shape[2], device=query.device) + key.shape[2] - query.shape[2]
-        mask = rows[:, None] >= torch.arange(key.shape[2], device=query.device)
+        steps = torch.arange(max(query.shape[2], key.shape[2]), device=query.device)
+        mask = steps[: query.shape[2], None] >= steps[: key.shape[2]]
     with without_autocast(query):  # as `kernel_regression`: a large score in bfloat16 is off by more than its weight
         wide = torch.promote_types(query.dtype, torch.float32)
         scores = call.slope * (query.to(wide) @ key.to(wide).mT)

@@ -7,6 +7,7 @@ import torch
 import transformers as hf
 from transformers.masking_utils import eager_mask
 
+import tessera
 from tessera.base.errors import TesseraError
 from tessera.kernels import entmax, knn_softmax, relumax, sparsemax
 from tessera.models import attention
@@ -93,6 +94,17 @@ def test_logits_gradients_and_steps_behind_a_cache_are_those_written_out(family,
         last = model(tokens[:, 10:11], past_key_values=several.past_key_values)
     chunks = torch.cat([first.logits, several.logits, last.logits], 1)
     torch.testing.assert_close(chunks, expected.logits[:, :11].detach(), rtol=0, atol=1e-9)
+
+
+@each_value(family=["llama", "gemma3", "gpt2"], weights=[False, True], sizes=[[6, 1, 5], [1, 3, 8]])
+@torch.no_grad()
+def test_a_static_cache_is_read_as_far_as_it_is_filled(family, weights, sizes):
+    """Of its beginning transformers gives no mask: query i sees keys 0 to i of as many as there is room for."""
+    model, tokens, read = make(family, "tessera_triweight", ""), ids(), []
+    cache = hf.StaticCache(config=model.config, max_cache_len=17)
+    for part in tokens.split(sizes, 1):
+        read.append(model(part, past_key_values=cache, use_cache=True, output_attentions=weights).logits)
+    torch.testing.assert_close(torch.cat(read, 1), model(tokens).logits, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -316,3 +328,18 @@ def test_heads_with_alphas_of_their_own(family, tmp_path):
     for options in ({}, {"attn_implementation": "tessera_entmax"}):
         unread = hf.AutoModelForCausalLM.from_pretrained(tmp_path, **options)
         refused("must be read from its folder", unread, ids())
+
+
+@pytest.mark.parametrize("is_wrapped_before", [True, False])
+def test_alphas_of_a_model_that_has_a_memory_too(is_wrapped_before, tmp_path):
+    torch.manual_seed(0)
+    model = hf.LlamaForCausalLM(copy.deepcopy(CONFIGURATIONS["llama"])).eval()
+    sizes = {"segment_size": 8, "num_memory_tokens": 2, "memory_dim": 4}
+    wrapped = tessera.wrap(model, **sizes) if is_wrapped_before else None
+    learned = attention.learn_alpha(wrapped or model)
+    with torch.no_grad():
+        for alphas in learned.values():
+            alphas.alpha_logit.copy_(torch.linspace(-2, 2, 4))
+    wrapped = wrapped or tessera.wrap(model, **sizes)
+    wrapped.save_pretrained(tmp_path)
+    torch.testing.assert_close(load_model(tmp_path)(ids()).logits, wrapped(ids()).logits, rtol=0, atol=1e-6)

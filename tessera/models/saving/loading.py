@@ -11,7 +11,7 @@ from tessera.base.arguments import explain_all
 from tessera.base.checkpoints import FOLDER, latest_complete
 from tessera.base.errors import TesseraError, first_line
 from tessera.base.foreign_code import expect_no_code
-from tessera.models.attention import LEARNED, learn_alpha
+from tessera.models.attention import LEARNED, config_of_attention, learn_alpha
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
@@ -87,7 +87,7 @@ def load_model(
         raise TesseraError(f"model {path}: weights are truncated or not safetensors ({error}).") from error
     except Exception as error:  # transformers raises anything for damaged files
         raise TesseraError(f"model {path}: cannot be loaded ({first_line(error)}).") from error
-    if hasattr(model.config.get_text_config(), LEARNED):
+    if hasattr(config_of_attention(model), LEARNED):
         learn_alpha(model, folder=folder)
         report["unexpected_keys"] = [name for name in report["unexpected_keys"] if f".{LEARNED}." not in name]
     _expect_fit(path, report)
