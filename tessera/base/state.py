@@ -59,7 +59,8 @@ class State:
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Moved or cast as `Tensor.to` would; integer and boolean tensors keep their type."""
         device_only = {key: value for key, value in kwargs.items() if key == "device"}
-        device_only_args = [a.device if isinstance(a, Tensor) else a for a in args if not isinstance(a, torch.dtype)]
+        others: list[Any] = [a for a in args if not isinstance(a, torch.dtype)]
+        device_only_args = [a.device if isinstance(a, Tensor) else a for a in others]
 
         def move(tensor: Tensor) -> Tensor:
             if tensor.is_floating_point():

@@ -22,14 +22,8 @@ from tessera.base.errors import expect
 from tessera.models.strict_config import StrictConfig
 
 # Fields that change nothing about what a state means: they may be set between two calls.
-_FREE: tuple[str, ...] = (
-    "use_cache",
-    "long_term_delay",
-    "training_long_term_delay",
-    "initialization",
-    "initializer_range",
-)
-_FREE += ("segment_alignment", "backprop_segments", "layers_path")
+_FREE = "use_cache long_term_delay training_long_term_delay initialization initializer_range".split()
+_FREE += ["segment_alignment", "backprop_segments", "layers_path"]
 _FOREIGN = ("num_hidden_layers", "num_attention_heads", "hidden_act", "activation_function", "rope_theta")
 _FREE_ENDINGS = ("_dropout", "_token_id", "vocab_size", "tie_word_embeddings", "logit_scale")
 NEAR = 0.02  # weights in bfloat16 are the same weights

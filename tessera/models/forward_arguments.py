@@ -140,6 +140,11 @@ def new_steps(where: str, attention_mask: Tensor, shape: tuple[int, int], before
     return attention_mask[:, before:].bool()
 
 
+def expect_rows(where: str, rows: int, held: int) -> None:
+    """Raise `TesseraError` where a state does not have as many rows as the text."""
+    expect(held == rows, where, "past_key_values", f"have {rows} rows, as the text", held)
+
+
 def expect_counting(
     where: str, position_ids: Tensor, shape: tuple[int, int], real: Tensor | None, goes_on: bool, requirement: str
 ) -> None:

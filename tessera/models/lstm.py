@@ -21,6 +21,7 @@ from tessera.models.forward_arguments import (
     checks_types,
     embedded,
     expect_counting,
+    expect_rows,
     new_steps,
     refuse_keywords,
 )
@@ -188,8 +189,7 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
         if past is not None:
             expect(isinstance(past, LSTMState), where, "past_key_values", "be of this model", type(past).__name__)
             expect_same_model(where, "past_key_values", past.model, model)
-            held = len(past.hidden)
-            expect(held == rows, where, "past_key_values", f"have {rows} rows, as the text", held)
+            expect_rows(where, rows, len(past.hidden))
             past, length = past.recordable(), past.length + steps
             parts = (past.hidden, past.cell)
             start = tuple(part.to(self.norm.weight).transpose(0, 1).contiguous() for part in parts)

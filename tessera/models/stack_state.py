@@ -12,7 +12,7 @@ from tessera.base.state import State, first_tensor
 from tessera.memories.pair_memory import PairMemoryState
 from tessera.models.fingerprint import expect_same_model
 from tessera.models.forking import refuse_to_crop
-from tessera.models.forward_arguments import demand, new_steps
+from tessera.models.forward_arguments import demand, expect_rows, new_steps
 from tessera.models.padded_rows import in_order, padding_first
 
 
@@ -40,7 +40,7 @@ class StackState(State):
         expect_same_model(where, "past_key_values", self.model, model)
         held = first_tensor(self.layers)
         held = hidden if held is None else held
-        _expect_rows(where, hidden.shape[0], held)
+        expect_rows(where, hidden.shape[0], held.shape[0])
         return (self if held.device == hidden.device else self.to(hidden.device)).recordable()
 
     def to_legacy_cache(self) -> list[tuple[Tensor, Tensor]]:
@@ -122,7 +122,7 @@ def read_documents(
     before = 0 if past is None else past.length
     last = None if past is None else past.document
     if last is not None:
-        _expect_rows(where, batch, last)
+        expect_rows(where, batch, last.shape[0])
     if cache_position is not None:
         expected = torch.arange(before, before + steps, device=cache_position.device)
         is_same = cache_position.shape == expected.shape and (cache_position == expected).all()
@@ -148,10 +148,6 @@ def read_documents(
         if bool(real.all()):
             return None
     return torch.where(real, 0 if documents is None else documents, -1)
-
-
-def _expect_rows(where: str, rows: int, held: Tensor) -> None:
-    expect(held.shape[0] == rows, where, "past_key_values", f"have {rows} rows, as the text", held.shape[0])
 
 
 def _expect_whole_documents(where: str, documents: Tensor, real: Tensor | None) -> None:

@@ -21,15 +21,9 @@ from tessera.models.recurrence.layer_hooks import MemoryLayer
 
 FAMILIES = ("gpt2", "gpt_neox", "llama")  # all blocks alike, attention over all that was read
 ROOM = "_tessera_room"  # the attribute of a layer of a cache
-UNRELATED: tuple[str, ...] = (
-    "_name_or_path",
-    "transformers_version",
-    "dtype",
-    "architectures",
-    "use_cache",
-    "vocab_size",
-)
-UNRELATED += ("n_positions", "n_ctx", "max_position_embeddings")
+# Fields of a configuration that a block does not depend on.
+UNRELATED = "_name_or_path transformers_version dtype architectures use_cache vocab_size n_positions n_ctx".split()
+UNRELATED += ["max_position_embeddings"]
 
 
 def compile_blocks(model: Any, form: str) -> Any:

@@ -21,6 +21,7 @@ from tessera.models.forward_arguments import (
     checks_types,
     demand,
     expect_counting,
+    expect_rows,
     kept_steps,
     new_steps,
     refuse_keywords,
@@ -323,9 +324,8 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         where, mask = type(self).__name__, attention_mask if cache is None else None
         text = SegmentedInput.of(self.base.get_input_embeddings(), input_ids, inputs_embeds, mask)
         if cache is not None:
-            rows = cache.batch_size
             expect_same_model(where, "past_key_values", cache.model, self._fingerprint.of(self, False))
-            expect(rows == text.shape[0], where, "past_key_values", f"have {text.shape[0]} rows", rows)
+            expect_rows(where, text.shape[0], cache.batch_size)
             if attention_mask is not None:
                 new = new_steps(where, attention_mask, text.shape, cache.total)
                 demand(new.all(), where, "attention_mask", "be one for tokens after a cache", lambda: "zeros")

@@ -191,7 +191,9 @@ class SegmentRunner:
                     result = self.run(segment, memories.take(span.rows))
                 collector.add(span, result, segment.before)
                 if not span.close:
-                    open_groups.append((span.rows, _open_segment(segment, result)))
+                    kept, length = remembering(result.cache), segment.before + segment.steps
+                    sizes = (kept.get_seq_length(), length, segment.visible, len(span.rows))
+                    open_groups.append((span.rows, OpenSegment(result.memory, kept, *sizes)))
                 memories.put(span.rows, result.memory and result.memory.detach_rows(is_cut))
             if keep_states and any(span.close for span in spans):  # all of them in memory at once
                 states.append(memories.all(self.memory.empty))
@@ -318,9 +320,3 @@ class SegmentRunner:
             return torch.cat([ordinary, after + first + count], 1)
         after = after + self.front + segment.lengths[:, None]
         return torch.cat([ordinary.expand(len(after), -1), after], 1)
-
-
-def _open_segment(segment: Segment, result: SegmentResult) -> OpenSegment:
-    length, rows = segment.before + segment.steps, segment.embeddings.shape[0]
-    cache = remembering(result.cache)
-    return OpenSegment(result.memory, cache, cache.get_seq_length(), length, segment.visible, rows)

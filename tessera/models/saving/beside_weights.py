@@ -70,12 +70,10 @@ QUOTED = "From the card of the folder that these weights were loaded from; later
 def render_card(model_type: str, auto: str = CAUSAL, **values: Any) -> str:
     """The text of `TEMPLATE` with these values; those that are left out stay empty."""
     data = ModelCardData(library_name="transformers", tags=["tessera", model_type])
-    return _template().render(card_data=data.to_yaml(), model_type=model_type, auto=auto, **values) + "\n"
+    return _template(TEMPLATE).render(card_data=data.to_yaml(), model_type=model_type, auto=auto, **values) + "\n"
 
 
-@cache
-def _template() -> Template:  # to compile it takes longer than to save a small model
-    return Template(TEMPLATE)
+_template = cache(Template)  # to compile one takes longer than to save a small model
 
 
 def write_missing_card(folder: Path, model: PreTrainedModel, with_code: bool) -> None:
