@@ -59,8 +59,8 @@ class State:
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Moved or cast as `Tensor.to` would; integer and boolean tensors keep their type."""
         device_only = {key: value for key, value in kwargs.items() if key == "device"}
-        others: list[Any] = [a for a in args if not isinstance(a, torch.dtype)]
-        device_only_args = [a.device if isinstance(a, Tensor) else a for a in others]
+        places = [a for a in args if not isinstance(a, torch.dtype)]
+        device_only_args: list[Any] = [a.device if isinstance(a, Tensor) else a for a in places]
 
         def move(tensor: Tensor) -> Tensor:
             if tensor.is_floating_point():
