@@ -1,6 +1,6 @@
 """Calls of kernel regression at awkward sizes, shared by the tests of its implementations."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -106,13 +106,3 @@ def regress(case: Case, kernel: Kernel, backend: str, dtype: torch.dtype = torch
 def rounded(case: Case, dtype: torch.dtype) -> dict[str, Tensor]:
     """The case's tensors rounded to `dtype`, in float64: what a computation in `dtype` really starts from."""
     return {name: tensor.to(dtype).double() for name, tensor in case.tensors().items()}
-
-
-def perturbed(case: Case, name: str, rows: slice) -> dict[str, Tensor]:
-    """The case's tensor `name` with noise in the time steps `rows`."""
-    tensor = case.tensors()[name].clone()
-    tensor[:, :, rows] = normalize(torch.randn_like(tensor[:, :, rows]), dim=-1)
-    return {name: tensor}
-
-
-__all__ = ["CASES", "Case", "perturbed", "regress", "replace", "rounded"]
