@@ -15,6 +15,7 @@ from tessera.base.errors import expect
 from tessera.memories.association import AssociationState
 from tessera.models.forward_arguments import check_types, demand, embedded
 from tessera.models.learned_positions import learned_positions
+from tessera.models.recurrence.base_model import computes_twice
 from tessera.models.recurrence.collector import SegmentedOutput
 from tessera.models.recurrence.modeling import SegmentedForCausalLM
 from tessera.models.recurrence.segment_runner import Segment, SegmentRunner
@@ -39,7 +40,8 @@ class GradientWriter(nn.Module):
         model: ARMT, RMT or PRMT whose base can be differentiated twice: the families of transformers can.
         steps: K. learning_rate: r_k of each step at the start.
     Raises:
-        TesseraError: another model, a text of one token, or one that is longer than the base's learned positions.
+        TesseraError: another model, a text of one token, or one that is longer than the base's learned positions, or
+            gradient checkpointing in training.
 
     >>> from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
     >>> from tessera import wrap_rmt
@@ -126,6 +128,7 @@ class GradientWriter(nn.Module):
         where, shape = "GradientWriter.write", tuple(input_ids.shape)
         check_types(where, {"input_ids": input_ids})
         expect(len(shape) == 2 and shape[1] > 1, where, "input_ids", "be (B, T) with T > 1", shape)
+        expect(not computes_twice(self.model), where, "gradient checkpointing", "be off", "on", "Steps go backward.")
         positions = learned_positions(self.model.base)
         most = shape[1] if positions is None else positions - self.config.num_memory_tokens
         expect(shape[1] <= most, where, "input_ids", f"hold at most {most} tokens (learned positions)", shape[1])

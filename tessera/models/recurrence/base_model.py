@@ -55,6 +55,11 @@ def fuse_activations(base: PreTrainedModel) -> None:
                 setattr(module, name, GELUTanh())
 
 
+def computes_twice(model: nn.Module) -> bool:
+    """Whether layers are computed again in the backward pass: gradient checkpointing, in training alone."""
+    return model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+
+
 def takes_positions(base: PreTrainedModel) -> bool:
     """Whether the base can be told positions, so that rows of different lengths can be one batch."""
     return "position_ids" in inspect.signature(base.forward).parameters

@@ -13,7 +13,7 @@ from transformers import initialization as init
 from tessera.base.errors import TesseraError, expect
 from tessera.base.state import State
 from tessera.models.forking import fitting
-from tessera.models.recurrence.base_model import expect_as_many_calls, position_table, skips_padding
+from tessera.models.recurrence.base_model import computes_twice, expect_as_many_calls, position_table, skips_padding
 from tessera.models.recurrence.cache import OpenSegment, SegmentCache, remembering
 from tessera.models.recurrence.collector import Collector, Seen, SegmentResult
 from tessera.models.recurrence.configuration import SegmentedConfig
@@ -259,7 +259,7 @@ class SegmentRunner:
         if output.get("past_key_values") is None:
             base = type(self.base).__name__
             message = f"use_cache=True needs a cache of the base, and this {base} gave none"
-            if self.base.training and any(getattr(m, "gradient_checkpointing", False) for m in self.base.modules()):
+            if computes_twice(self.base):
                 message += ": in training with gradient checkpointing it keeps none. Turn one of the two off"
             raise TesseraError(f"forward: {message}.")
         return SegmentResult(needed, None if is_empty else state, output.past_key_values, **seen)

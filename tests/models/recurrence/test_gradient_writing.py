@@ -142,6 +142,9 @@ def test_refuses_what_it_cannot_write():
     with pytest.raises(TesseraError, match="model must be ARMT, RMT or PRMT; got GPT2LMHeadModel"):
         GradientWriter(GPT2LMHeadModel(GPT2Config(vocab_size=11, n_embd=8, n_layer=1, n_head=2)))
     refused("T > 1", writer().write, TEXTS[:, :1])
+    (getattr(written.model, "activation_checkpointing_enable", None) or written.model.gradient_checkpointing_enable)()
+    assert torch.equal(written.write(TEXTS).memory_tokens, shown.memory_tokens)  # nothing is computed twice
+    refused("gradient checkpointing must be off; got on. Steps go backward", written.train().write, TEXTS)
     base = GPT2LMHeadModel(GPT2Config(vocab_size=11, n_embd=8, n_layer=1, n_head=2, n_positions=12))
     narrow = GradientWriter(wrap_rmt(base, segment_size=8, num_memory_tokens=2))
     refused("at most 10 tokens", narrow.write, torch.ones(1, 11, dtype=torch.long))
