@@ -58,10 +58,8 @@ class ResultsFile:
             typed = {key: from_json(settings, record.configuration, key) for key, record in runs.items()}
         except TesseraError as error:
             problem = str(error).splitlines()[0]
-            raise TesseraError(
-                f"{self.path}: must hold settings of this version of Tessera; got {problem} "
-                "Run results/migrate.py on it, move it away, or choose another --output."
-            ) from None
+            expected = "must hold settings of this version of Tessera"
+            raise TesseraError(f"{self.path}: {expected}; got {problem} {advice}") from None
         return {key: replace(record, configuration=typed[key]) for key, record in runs.items()}
 
     def header(self) -> dict[str, Any]:

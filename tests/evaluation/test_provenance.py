@@ -76,13 +76,13 @@ def test_results_that_a_command_has_written_are_no_changes(tmp_path):
     (tmp_path / "results" / "toy").mkdir(parents=True)
     for name in ("cpu.json", "cpu.md"):
         (tmp_path / "results" / "toy" / name).write_text("one")
-    (tmp_path / "results" / "migrate.py").write_text("one")
+    (tmp_path / "results" / "measure.py").write_text("one")
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-q", "-m", "first")
     for name in ("cpu.json", "cpu.md"):
         (tmp_path / "results" / "toy" / name).write_text("two")
     assert not commit(tmp_path).endswith("+changes")
-    (tmp_path / "results" / "migrate.py").write_text("two")
+    (tmp_path / "results" / "measure.py").write_text("two")
     assert commit(tmp_path).endswith("+changes")
 
 
