@@ -149,6 +149,16 @@ def test_a_longer_training_stands_on_its_own():
         assert longest_trainings(runs) == {"mosaic gaussian": {1000: [longer]}}
 
 
+def test_equally_long_trainings_of_a_model_are_told_apart_and_the_best_on_validation_problems_is_drawn():
+    sizes = {label: record("gaussian", 0, 92.0, best=best, label=label) for label, best in (("a", 0.8), ("b", 0.9))}
+    lines = tables(sizes)["1,000 training problems"].splitlines()[2:]
+    assert [line.split(" | ")[0] for line in lines] == ["| Gaussian, b", "| Gaussian, a"]
+    assert longest_trainings(sizes) == {"mosaic gaussian": {1000: [sizes["a"]]}}
+    for label, losses in (("a", [2.0]), ("b", [3.0])):
+        sizes[label].outcome["held_out_loss_by_block"] = losses
+    assert losses_by_block(sizes)[1] == {"mosaic gaussian": [2.0]}
+
+
 def test_rows_say_which_weights_were_tested():
     """The best on problems of new automata: what is learned of the training automata may still have grown."""
     seeds = {str(seed): record("gaussian", seed, 92.0) for seed in (0, 1)}

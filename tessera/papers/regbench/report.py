@@ -1,6 +1,6 @@
 """RegBench's numbers beside the papers', in tables and in a figure."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
@@ -74,10 +74,16 @@ PANELS = (
 
 
 def rows_of(records: Mapping[str, Record]) -> dict[Row, list[Record]]:
-    """Of each row the records, one per seed, in the order of the tables."""
+    """Of each row the records, one per seed, in the order of the tables; of equally long trainings the best last."""
     rows = grouped(records, lambda settings: (settings.name, settings.num_problems, settings.label))
     order = [*NAMES, *sorted({name for name, _, _ in rows} - set(NAMES))]
-    return {row: rows[row] for row in sorted(rows, key=lambda r: (r[1], order.index(r[0]), _steps(rows[r]), r[2]))}
+    return {row: rows[row] for row in sorted(rows, key=lambda r: (r[1], order.index(r[0]), *_length(rows[r]), r[2]))}
+
+
+def _length(records: list[Record]) -> tuple[int, float]:
+    """Steps, and minus the loss on validation problems, which is higher the better; zeros without a training."""
+    trainings = [record.outcome["training"]["best"] for record in records if record.configuration.fit]
+    return (_steps(records), -fmean(trainings)) if trainings else (0, 0.0)
 
 
 def _steps(records: list[Record]) -> int:
@@ -87,7 +93,7 @@ def _steps(records: list[Record]) -> int:
 def longest_trainings(records: Mapping[str, Record]) -> dict[str, dict[int, list[Record]]]:
     """Of each model and number of training problems the training of most steps; of `ngram` each number of symbols."""
     longest: dict[str, dict[int, list[Record]]] = defaultdict(dict)
-    for (name, problems, _), seeds in rows_of(records).items():  # more steps come later
+    for (name, problems, _), seeds in rows_of(records).items():  # the longest comes last
         longest[name][seeds[0].configuration.symbols if name == NGRAM else problems] = seeds
     return dict(longest)
 
@@ -104,12 +110,14 @@ def losses_by_block(records: Mapping[str, Record]) -> tuple[tuple[int, int], dic
 def tables(records: Mapping[str, Record]) -> dict[str, str]:
     """One table for each number of training problems, the n-gram baseline, and the setting."""
     rows = rows_of(records)
+    # Trainings of a budget for a GPU are equally long: the label says which is which.
+    alike = Counter((name, problems, _steps(seeds)) for (name, problems, _), seeds in rows.items())
     parts = {}
     for problems in sorted({problems for _, problems, _ in rows if problems}):
         headings = ["model", "steps", "tested after", "seeds", "accuracy", "paper", "TVD", "paper", "last symbol"]
         paper = ["paper"] if problems == 100 else []  # table 3 of Memory Mosaics
         headings += ["in distribution: accuracy", *paper, "TVD", *paper]
-        cells = [_cells(name, problems, seeds) for (name, count, _), seeds in rows.items() if count == problems]
+        cells = [_cells(row, seeds, alike) for row, seeds in rows.items() if row[1] == problems]
         parts[f"{problems:,} training problems"] = markdown(headings, cells)
     counted = [
         [seeds[0].configuration.symbols, *_scores(seeds, "accuracy", "tvd", "last_accuracy")]
@@ -126,12 +134,14 @@ def _scores(seeds: list[Record], *names: str) -> list[str]:
     return [with_error(score(seeds, "held_out", name), ".1f") for name in names]
 
 
-def _cells(name: str, problems: int, seeds: list[Record]) -> list[str]:
+def _cells(row: Row, seeds: list[Record], alike: Mapping[tuple[str, int, int], int]) -> list[str]:
+    name, problems, label = row
     known = SPARSE_TABLE_1.get(name) if problems in SPARSE_SIZES else None
     papers = known[SPARSE_SIZES.index(problems)] if known else None
     papers_inside = IN_DISTRIBUTION_100.get(name) if problems == 100 else None
     tested = spread(record.outcome["training"]["best_step"] for record in seeds)
-    cells = [NAMES.get(name, name), f"{_steps(seeds):,}", as_cell(tested), str(len(seeds))]
+    title = NAMES.get(name, name) + (f", {label}" if alike[name, problems, _steps(seeds)] > 1 else "")
+    cells = [title, f"{_steps(seeds):,}", as_cell(tested), str(len(seeds))]
     for strings, published in (("held_out", papers), ("in_distribution", papers_inside)):
         for column, quantity in enumerate(("accuracy", "tvd")):
             cells.append(with_error(score(seeds, strings, quantity), ".1f"))
