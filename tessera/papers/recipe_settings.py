@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera.base.dataclass_io import from_json, read_dataclass, to_json
+from tessera.base.locks import folder_held
 from tessera.recipes.recipe import read_recipe, recipe_to_dict
 from tessera.recipes.sections import Recipe
 from tessera.training.folder import RESULT
@@ -31,9 +32,14 @@ def overrides_of(sections: Mapping[str, Any]) -> list[str]:
 
 
 def trained(recipe: Recipe, folder: Path, report: Report = unreported) -> Path:
-    """The folder of the recipe's run, trained unless it is; a training that was killed goes on."""
-    if not (folder / RESULT).is_file():
-        train(recipe, folder, resume=True, progress=False, report=report)
+    """The folder of the recipe's run, trained unless it is; a training that was killed goes on.
+
+    The first run that needs it trains it; others that do at the same time wait.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with folder_held(folder):
+        if not (folder / RESULT).is_file():
+            train(recipe, folder, resume=True, progress=False, report=report)
     return folder
 
 

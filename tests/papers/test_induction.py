@@ -9,7 +9,7 @@ from torch.nn.functional import one_hot
 from tessera.models.sizes import num_parameters
 from tessera.papers.curves import learning_curve
 from tessera.papers.experiment import Record, RunSelection
-from tessera.papers.induction.report import EXPERIMENT, SCORED_AT_ONCE, accuracies, build, scores_of
+from tessera.papers.induction.report import EXPERIMENT, SCORED_AT_ONCE, accuracies, build, logits_of
 from tessera.papers.induction.task import Induction, InductionDetails, shakespeare_bigrams
 from tessera.papers.induction.task import drawn as drawn_with
 from tessera.tasks.task import TokenExamples
@@ -39,9 +39,8 @@ def test_scores_do_not_depend_on_how_many_are_scored_at_once():
     settings = EXPERIMENT.runs(RunSelection("smoke"))[0].configuration
     model, task = build(settings).eval(), settings.task
     examples = task.sample(SCORED_AT_ONCE + 3, 0)
-    with torch.no_grad():
-        at_once = task.scores(model(input_ids=examples.tokens).logits, examples)
-    for name, values in scores_of(model, task, examples).items():
+    at_once = task.scores(model(input_ids=examples.tokens).logits, examples)
+    for name, values in task.scores(logits_of(model, examples), examples).items():
         torch.testing.assert_close(values, at_once[name], equal_nan=True)
 
 
@@ -57,7 +56,8 @@ def test_a_block_of_memories_learns_induction(tmp_path):
         return model(input_ids=batch.tokens, labels=batch.labels).loss
 
     fit(model, loss_at, options, tmp_path)
-    assert scores_of(model, task, task.sample(64, 0, "test"))["accuracy"].nanmean() > 0.9
+    examples = task.sample(64, 0, "test")
+    assert task.scores(logits_of(model, examples), examples)["accuracy"].nanmean() > 0.9
 
 
 def test_curves_are_means_over_the_validations_that_all_seeds_have():

@@ -1,19 +1,23 @@
 """Language models by depth and kernel: runs, tables and shared models; and their loss on other text."""
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
 
+from tessera.papers import recipe_settings
 from tessera.papers.experiment import EXPERIMENTS, Record, RunSelection
 from tessera.papers.language_modeling.report import by_row, gain_from_context, loss, tables
 from tessera.papers.language_modeling.run import MAIN, POSITIONS, RATES, SEARCH
 from tessera.papers.out_of_distribution import report as other_text
 from tessera.papers.records import difference
 from tessera.papers.results import ResultsFile
+from tessera.training.folder import RESULT
 from tests.refusals import refused
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -156,6 +160,21 @@ def test_other_text_is_read_by_the_models_of_the_main_trainings():
     runs = OTHER.runs(RunSelection("cpu"))
     assert [run.configuration.trained for run in runs] == main
     assert {run.configuration.text for run in runs} == {"novels"}
+
+
+def test_a_model_that_two_runs_need_is_trained_once(tmp_path, monkeypatch):
+    """Where one model reads two texts, at the same time: the second run found the folder locked, and failed."""
+    trainings = []
+
+    def train(recipe, folder, **options):
+        trainings.append(folder)
+        time.sleep(0.3)
+        folder.mkdir(exist_ok=True)
+        (folder / RESULT).touch()
+
+    monkeypatch.setattr(recipe_settings, "train", train)
+    with ThreadPoolExecutor() as pool:
+        assert list(pool.map(partial(recipe_settings.trained, None), [tmp_path / "model"] * 2)) == trainings * 2
 
 
 def test_losses_by_position_are_averaged_in_bins_and_compared_seed_by_seed():

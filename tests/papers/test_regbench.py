@@ -86,6 +86,12 @@ def test_choices_are_obeyed_or_refused():
     refused("Did you mean 'biweight'", EXPERIMENT.runs, RunSelection("cpu", kernels=("biwight",)))
 
 
+def test_counting_is_trained_in_no_budget():
+    for budget in EXPERIMENT.budgets:
+        runs = [run.configuration for run in EXPERIMENT.runs(RunSelection(budget, ("ngram",)))]
+        assert [(settings.fit, settings.symbols) for settings in runs] == [(None, symbols) for symbols in range(4)]
+
+
 def test_losses_by_block_are_means_over_their_labels():
     examples = SMALL.sample(21, 0)
     tokens = 8

@@ -13,7 +13,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
 from tessera.base.dataclass_io import from_json
-from tessera.base.locks import folder_held
 from tessera.data.sources import text_source
 from tessera.data.windows import ValidationWindows
 from tessera.evaluation.loss import EvaluationText, bits_per_byte, loss_by_position
@@ -166,9 +165,7 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
     settings = run.configuration
     base_recipe = from_json(Recipe, settings.base_recipe, "armt_language")
     base = context.folder.parent / "bases" / f"{base_recipe.name}-{base_recipe.seed}"
-    base.mkdir(parents=True, exist_ok=True)
-    with folder_held(base):  # the first run that needs the base trains it; the others wait for it
-        trained(base_recipe, base, context.report)
+    trained(base_recipe, base, context.report)
     corpus = open_corpus(base_recipe, base)
     chosen_by, tested = corpus.validation.divided(TESTED_SHARE)
     length, stages = settings.tested * settings.segment, []

@@ -82,21 +82,19 @@ class Model(NamedTuple):
     """A model that is compared.
 
     Attributes:
-        label: in tables and figures. model: its section of a recipe, in place of the recipe's. cost: of a run, in any
-            unit. contexts: the fewest that are read of each length. recipes: kind of question -> file. first_seed: of
-            its runs. test_noise: books of its tests, in place of its recipe's (`AS_RECIPE`); None: the test book of the
-            others. gates_normaliser: against its recipe, shut gates leave the normaliser as it is. longest_whole_text,
-            test_tokens: see `Budget`, of this model alone.
+        label: in tables and figures. model: what is other in a recipe's section of the model; with a `type`, all of it.
+            cost: of a run, in any unit. contexts: the fewest that are read of each length. recipes: kind of question ->
+            file. first_seed: of its runs. test_noise: books of its tests, in place of its recipe's (`AS_RECIPE`); None:
+            the test book of the others. longest_whole_text, test_tokens: see `Budget`, of this model alone.
     """
 
     label: str
-    model: dict[str, Any] | None = None
+    model: Mapping[str, Any] = {}
     cost: float = 1.0
     contexts: int = 4
     recipes: Mapping[str, Path] = {"qa1": QA1}
     first_seed: int = 0
     test_noise: str | None = AS_RECIPE
-    gates_normaliser: bool = False
     longest_whole_text: int | None = None
     test_tokens: int | None = None
 
@@ -124,10 +122,10 @@ MODELS = {
     # Tested with seeds and on books of no earlier design; the second of the two was chosen on validation books.
     SHUT: Model(
         f"{AROUND}, shut gates write nothing (unseen books)",
+        {"gate_normalizer": True},
         contexts=8,
         recipes=LONG,
         first_seed=11,
-        gates_normaliser=True,
     ),
     UNSEEN: Model(
         f"{AROUND}, cost of writes, then a threshold (unseen books)", contexts=8, recipes=LONG, first_seed=21
@@ -135,8 +133,8 @@ MODELS = {
     "armt_mosaic": Model(AROUND),
     THRESHOLD: Model(f"{AROUND}, cost of writes, then a threshold", contexts=16, recipes=LONG, test_noise=None),
     "armt": Model("ARMT around GPT-NeoX", cost=1.3, recipes={"qa1": RECIPES / "qa1-neox.yaml"}),
-    "armt_mosaic_v2": Model(f"{AROUND} v2", {**ARMT, "base": V2_BASE}, 1.3),
-    "armt_no_correction": Model(f"{AROUND}, no correction", {**ARMT, "correction": False}),
+    "armt_mosaic_v2": Model(f"{AROUND} v2", {"base": V2_BASE}, 1.3),
+    "armt_no_correction": Model(f"{AROUND}, no correction", {"correction": False}),
     "rmt": Model("RMT around a Memory Mosaic", {**MEMORY_TOKENS, "type": "rmt"}),
     "prmt": Model("PRMT around a Memory Mosaic", {**MEMORY_TOKENS, "type": "prmt"}),
     "mamba": Model("Mamba", {"type": "mamba", "hidden_size": 128, "num_hidden_layers": 4, "state_size": 16}, 2.5),
@@ -205,9 +203,7 @@ class Budget:
         """One training and its measurement."""
         of_model = MODELS[model]
         recipe = recipe_mapping(of_model.recipes[kind]) | {"name": f"{model}-{kind}", "seed": seed}
-        recipe["model"] = of_model.model or recipe["model"]
-        if of_model.gates_normaliser:
-            recipe["model"] = {**recipe["model"], "gate_normalizer": True}
+        recipe["model"] = {**({} if "type" in of_model.model else recipe["model"]), **of_model.model}
         if of_model.test_noise != AS_RECIPE:
             task = {key: value for key, value in recipe["data"]["task"].items() if key != "test_noise"}
             own = {} if of_model.test_noise is None else {"test_noise": of_model.test_noise}

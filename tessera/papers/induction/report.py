@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from tessera.evaluation.task_scores import score_batches
 from tessera.models.sizes import num_parameters
 from tessera.papers.curves import draw_learning, panels
 from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, seed_by_seed
@@ -17,7 +18,7 @@ from tessera.papers.induction.task import Induction
 from tessera.papers.records import by_model, score
 from tessera.papers.tables import SettingsRows, markdown, settings_of, with_error
 from tessera.papers.task_stage import TaskStage, small_model, train_on_tasks
-from tessera.tasks.task import TokenExamples, estimate
+from tessera.tasks.task import Estimate, TokenExamples
 from tessera.training.fit import FitOptions
 
 # Name: model of `MODELS`, blocks, name in tables and figures, and whether the papers say that it can: a layer of
@@ -90,17 +91,13 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
     model = build(settings).to(context.device)
     validation = task.sample(settings.validation, 0, "validation")
 
-    def error() -> float:
-        return 1 - estimate(scores_of(model, task, validation)["accuracy"]).mean
+    def scores_of(examples: TokenExamples) -> dict[str, Estimate]:
+        return score_batches(task, [examples], partial(logits_of, model))
 
     stage = TaskStage("training", (task,), settings.batch_size, settings.fit, settings.seed * 10_000_000)
-    trained = train_on_tasks(model, [stage], context, validate=error)
-    scores = scores_of(model, task, task.sample(settings.test, 0, "test"))
-    return {
-        "parameters": num_parameters(model),
-        **trained,
-        "scores": {name: estimate(values) for name, values in scores.items()},
-    }
+    trained = train_on_tasks(model, [stage], context, validate=lambda: 1 - scores_of(validation)["accuracy"].mean)
+    scores = scores_of(task.sample(settings.test, 0, "test"))
+    return {"parameters": num_parameters(model), **trained, "scores": scores}
 
 
 def build(settings: InductionSettings) -> PreTrainedModel:
@@ -111,10 +108,10 @@ def build(settings: InductionSettings) -> PreTrainedModel:
 
 
 @torch.no_grad()
-def scores_of(model: PreTrainedModel, task: Induction, examples: TokenExamples) -> dict[str, Tensor]:
-    """The task's scores of each example (B,)."""
+def logits_of(model: PreTrainedModel, examples: TokenExamples) -> Tensor:
+    """What the task's scores take, (B, T, vocabulary), of few examples at a time."""
     rows = examples.tokens.to(model.device).split(SCORED_AT_ONCE)
-    return task.scores(torch.cat([model(input_ids=tokens).logits.cpu() for tokens in rows]), examples)
+    return torch.cat([model(input_ids=tokens).logits.cpu() for tokens in rows])
 
 
 def tables(records: Mapping[str, Record]) -> dict[str, str]:

@@ -95,10 +95,9 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
     return tables
 
 
-def binned(curve: Sequence[float | None]) -> list[float]:
+def binned(curve: Sequence[float]) -> list[float]:
     """Mean loss in each bin of `BORDERS` that the curve reaches."""
-    bins = [[loss for loss in curve[low:high] if loss is not None] for low, high in pairwise(BORDERS)]
-    return [fmean(losses) for losses in bins if losses]
+    return [fmean(curve[low:high]) for low, high in pairwise(BORDERS) if low < len(curve)]
 
 
 def _columns(rows: Rows) -> dict[str, Callable[[Record], float]]:

@@ -80,14 +80,11 @@ def rows_of(records: Mapping[str, Record]) -> dict[Row, list[Record]]:
     return {row: rows[row] for row in sorted(rows, key=lambda r: (r[1], order.index(r[0]), *_length(rows[r]), r[2]))}
 
 
-def _length(records: list[Record]) -> tuple[int, float]:
-    """Steps, and minus the loss on validation problems, which is higher the better; zeros without a training."""
-    trainings = [record.outcome["training"]["best"] for record in records if record.configuration.fit]
-    return (_steps(records), -fmean(trainings)) if trainings else (0, 0.0)
-
-
-def _steps(records: list[Record]) -> int:
-    return max(record.configuration.fit.steps if record.configuration.fit else 0 for record in records)
+def _length(seeds: list[Record]) -> tuple[int, float]:
+    """Steps, and minus the loss on validation problems; zeros of what is not trained."""
+    if seeds[0].configuration.fit is None:
+        return 0, 0.0
+    return seeds[0].configuration.fit.steps, -fmean(record.outcome["training"]["best"] for record in seeds)
 
 
 def longest_trainings(records: Mapping[str, Record]) -> dict[str, dict[int, list[Record]]]:
@@ -103,7 +100,7 @@ def losses_by_block(records: Mapping[str, Record]) -> tuple[tuple[int, int], dic
     trainings: dict[tuple[int, int], dict[str, list[float]]] = defaultdict(dict)
     for (name, problems, _), seeds in rows_of(records).items():
         curves = [curve for record in seeds if (curve := record.outcome.get("held_out_loss_by_block"))]
-        trainings[problems, _steps(seeds)] |= {name: list(map(fmean, zip(*curves)))} if curves else {}
+        trainings[problems, _length(seeds)[0]] |= {name: list(map(fmean, zip(*curves)))} if curves else {}
     return max(trainings.items(), key=lambda training: len(training[1]))
 
 
@@ -111,7 +108,7 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
     """One table for each number of training problems, the n-gram baseline, and the setting."""
     rows = rows_of(records)
     # Trainings of a budget for a GPU are equally long: the label says which is which.
-    alike = Counter((name, problems, _steps(seeds)) for (name, problems, _), seeds in rows.items())
+    alike = Counter((name, problems, _length(seeds)[0]) for (name, problems, _), seeds in rows.items())
     parts = {}
     for problems in sorted({problems for _, problems, _ in rows if problems}):
         headings = ["model", "steps", "tested after", "seeds", "accuracy", "paper", "TVD", "paper", "last symbol"]
@@ -140,8 +137,8 @@ def _cells(row: Row, seeds: list[Record], alike: Mapping[tuple[str, int, int], i
     papers = known[SPARSE_SIZES.index(problems)] if known else None
     papers_inside = IN_DISTRIBUTION_100.get(name) if problems == 100 else None
     tested = spread(record.outcome["training"]["best_step"] for record in seeds)
-    title = NAMES.get(name, name) + (f", {label}" if alike[name, problems, _steps(seeds)] > 1 else "")
-    cells = [title, f"{_steps(seeds):,}", as_cell(tested), str(len(seeds))]
+    title = NAMES.get(name, name) + (f", {label}" if alike[name, problems, _length(seeds)[0]] > 1 else "")
+    cells = [title, f"{_length(seeds)[0]:,}", as_cell(tested), str(len(seeds))]
     for strings, published in (("held_out", papers), ("in_distribution", papers_inside)):
         for column, quantity in enumerate(("accuracy", "tvd")):
             cells.append(with_error(score(seeds, strings, quantity), ".1f"))

@@ -22,10 +22,10 @@ from tessera.training.fit import FitOptions, fit
 NGRAM = "ngram"  # counts in each problem and is not trained
 LOSS_BLOCK = 20  # positions whose losses are averaged
 MOSAICS = ("mosaic", "mosaic_v2")
-TRAINED = (*MOSAICS, "transformer", "transformer_rope", "lstm", "mamba", "linear_transformer", "retnet", "gla")
-MODELS = (*TRAINED, NGRAM)
+BASELINES = ("transformer", "transformer_rope", "lstm", "mamba", "linear_transformer", "retnet", "gla")
+MODELS = (*MOSAICS, *BASELINES, NGRAM)
 NGRAM_ORDERS = (0, 1, 2, 3)
-SEEDS = {"smoke": 1, "cpu": 2}
+SEEDS = {"smoke": 1, "cpu": 2, "long": 1}
 # Width, layers, heads, peak rate; a model is shown at each of them.
 LONG_SIZES = ((256, 8, 8, 5e-4), (256, 8, 8, 2e-4), (128, 2, 8, 5e-4), (128, 4, 8, 1e-3))
 LONG_MODELS = ("transformer_rope", "transformer", "mosaic")
@@ -126,21 +126,21 @@ FEWEST_MODELS = (
 
 
 def plan(selection: RunSelection) -> list[Run]:
-    """The most telling first: all kernels and the transformer at 1,000 problems, other seeds, more problems."""
+    """The most telling first: all kernels and the transformer at 1,000 problems, other seeds, more problems.
+
+    "long": each model at each size and rate, on as many problems as the paper's transformer needs.
+    """
     name = selection.budget
-    if name == "long":  # each model at each size and rate, on as many problems as the paper's transformer needs
-        points = product(range(selection.seeds or 1), LONG_SIZES, selection.models or LONG_MODELS)
-        return [
-            replace(_LONG, hidden_size=width, num_layers=layers, num_heads=heads).run(
-                model, kernel, LONGEST_ON_GPU._replace(learning_rate=rate), seed, f"{layers} x {width}, rate {rate:g}"
-            )
-            for seed, (width, layers, heads, rate), model in points
-            for kernel in _kernels(model, selection.kernels or ("gaussian",), name)
-        ]
-    models = selection.models or ((NGRAM, "mosaic", "transformer") if name == "cpu" else (NGRAM, *TRAINED))
+    models = selection.models or {"cpu": (NGRAM, "mosaic", "transformer"), "long": LONG_MODELS}.get(name, MODELS)
     pairs = [(model, k) for model in models if model != NGRAM for k in _kernels(model, selection.kernels, name)]
     budget, seeds = BUDGETS[name], range(selection.seeds or SEEDS[name])
     runs = [budget.ngram_run(symbols) for symbols in NGRAM_ORDERS if NGRAM in models]
+    if name == "long":
+        for seed, (width, layers, heads, rate), pair in product(seeds, LONG_SIZES, pairs):
+            sized = replace(budget, hidden_size=width, num_layers=layers, num_heads=heads)
+            training = LONGEST_ON_GPU._replace(learning_rate=rate)
+            runs.append(sized.run(*pair, training, seed, f"{layers} x {width}, rate {rate:g}"))
+        return runs
     runs += [budget.run(*pair, TRAININGS[name], seed) for seed, pair in product(seeds, pairs)]
     if name != "cpu":
         return runs
@@ -154,7 +154,7 @@ def plan(selection: RunSelection) -> list[Run]:
 def _kernels(model: str, names: Sequence[str] | None, budget: str) -> Sequence[str]:
     if model not in MOSAICS:
         return [""]
-    return names or (tuple(PAPER_KERNELS) if model == "mosaic" and budget != "smoke" else ["gaussian"])
+    return names or (tuple(PAPER_KERNELS) if model == "mosaic" and budget == "cpu" else ["gaussian"])
 
 
 def execute(run: Run, context: RunContext) -> dict[str, Any]:
