@@ -22,13 +22,17 @@ from tessera.training.fit import FitOptions, fit
 NGRAM = "ngram"  # counts in each problem and is not trained
 LOSS_BLOCK = 20  # positions whose losses are averaged
 MOSAICS = ("mosaic", "mosaic_v2")
-BASELINES = ("transformer", "transformer_rope", "lstm", "mamba", "linear_transformer", "retnet", "gla")
-MODELS = (*MOSAICS, *BASELINES, NGRAM)
+MODELS = (*MOSAICS, "transformer", "transformer_rope", "lstm", "mamba", "linear_transformer", "retnet", "gla", NGRAM)
+# Those of each budget that are trained unless others are asked for.
+DEFAULTS: dict[str, tuple[str, ...]] = {
+    "smoke": MODELS,
+    "cpu": (NGRAM, "mosaic", "transformer"),
+    "long": ("transformer_rope", "transformer", "mosaic"),
+}
 NGRAM_ORDERS = (0, 1, 2, 3)
 SEEDS = {"smoke": 1, "cpu": 2, "long": 1}
 # Width, layers, heads, peak rate; a model is shown at each of them.
 LONG_SIZES = ((256, 8, 8, 5e-4), (256, 8, 8, 2e-4), (128, 2, 8, 5e-4), (128, 4, 8, 1e-3))
-LONG_MODELS = ("transformer_rope", "transformer", "mosaic")
 # Lengths are moved by up to this share before they are sorted, so that the batches of each epoch are others.
 JITTER = 0.1
 ROWS_AT_ONCE = 32
@@ -131,7 +135,7 @@ def plan(selection: RunSelection) -> list[Run]:
     "long": each model at each size and rate, on as many problems as the paper's transformer needs.
     """
     name = selection.budget
-    models = selection.models or {"cpu": (NGRAM, "mosaic", "transformer"), "long": LONG_MODELS}.get(name, MODELS)
+    models = selection.models or DEFAULTS[name]
     pairs = [(model, k) for model in models if model != NGRAM for k in _kernels(model, selection.kernels, name)]
     budget, seeds = BUDGETS[name], range(selection.seeds or SEEDS[name])
     runs = [budget.ngram_run(symbols) for symbols in NGRAM_ORDERS if NGRAM in models]
