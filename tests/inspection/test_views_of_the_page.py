@@ -117,6 +117,38 @@ def test_two_texts_side_by_side(opened):
     ]
 
 
+def test_what_is_followed_is_shown_in_its_own_trace(opened):
+    """Of two texts the shorter one is second; it was the first that was shown, or nothing."""
+    one, other = mosaic_trace(), mosaic_trace(text="a dog ran to the dog.")
+    page = opened(one, other)
+    show = lambda name: page.get_by_role("tab", name=name).click()  # noqa: E731
+    show("Compare")
+    page.locator(".text").nth(1).locator("[data-token='15']").click()
+    pairs, _ = other.memories[0].recalled(15, 0)
+    page.locator(".side").nth(1).locator(".recalled button").first.click()
+    pair = int(pairs[0])
+    expected = f"Pair {pair}: “{other.tokens[pair]}” → “{other.tokens[pair + 1]}”"
+    assert page.locator(".panel h2").inner_text() == expected
+    page.get_by_label("shown trace").select_option("0")
+    page.locator("[data-token='40']").click()
+    page.get_by_label("shown trace").select_option("1")
+    assert page.locator(".panel h2").inner_text().startswith(f"Pair {len(other.tokens) - 1}: ")
+    show("Read")
+    page.get_by_label("shown trace").select_option("0")
+    page.locator("[data-token='40']").click()
+    show("Network")
+    page.locator("svg").nth(1).locator(".effect").last.click()
+    assert page.get_by_label("shown trace").input_value() == "1"
+    assert page.locator(".here").get_attribute("data-token") == str(len(other.tokens) - 1)
+
+
+def test_a_pair_that_every_token_of_a_long_text_recalled(opened):
+    """More tokens than a function of JavaScript takes arguments."""
+    text, recalls = "{ tokens: Array(200000).fill('a') }", "Array.from(Array(200000), (_, token) => [token, 0.5])"
+    drawn = f"timeline({text}, {recalls}, 'a pair').querySelectorAll('.stem').length"
+    assert opened(mosaic_trace()).evaluate(drawn) == 200_000
+
+
 def test_two_heads_side_by_side(opened):
     trace = mosaic_trace()
     page = opened(trace)

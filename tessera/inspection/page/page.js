@@ -5,7 +5,7 @@ const data = { traces: [] };
 const SVG = "http://www.w3.org/2000/svg";
 const VIEWS = [["read", "Read"], ["network", "Network"], ["compare", "Compare"], ["pairs", "Pairs"], ["segments", "Segments"], ["memory", "Memory"]];
 const ALL = -1; // in place of a head: the mean of all
-const state = { view: "read", trace: 0, memory: 0, head: 0, token: 0, pair: 0, other: { trace: 0, memory: 0, head: 0, token: 0 } };
+const state = { view: "read", trace: 0, memory: 0, head: 0, token: 0, pair: 0, other: { trace: 0, memory: 0, head: 0, token: 0, pair: 0 } };
 // Told apart by the colour-blind and on both grounds; dashes tell what colours do not.
 const COLOURS = ["#0072b2", "#d55e00", "#00805e", "#b5508f", "#808080"], DASHES = ["", "6 3", "2 2", "9 2 2 2"];
 const HELPS = "#0072b2", HARMS = "#d55e00";
@@ -107,6 +107,17 @@ function array(reference) {
 function traceOf(place = state) { return data.traces[place.trace]; }
 const NOTHING = { layer: 0, kind: "no memory traced", heads: 0, words: 0, recalls: false };
 function memoryOf(place = state) { return traceOf(place).memories[place.memory] || NOTHING; }
+
+// Change what a place shows. Where the new trace or memory has fewer memories, heads or tokens, the last of them.
+function move(place, changes) {
+  Object.assign(place, changes);
+  place.memory = Math.max(0, Math.min(place.memory, traceOf(place).memories.length - 1));
+  place.head = Math.min(place.head, Math.max(0, memoryOf(place).heads - 1));
+  for (const name of ["token", "pair"]) place[name] = Math.max(0, Math.min(place[name], traceOf(place).tokens.length - 1));
+}
+
+// Show in a view, of one text, what another view showed.
+function openIn(view, place) { move(state, place); show(view); }
 function memoryName(memory) { return `layer ${memory.layer}, ${memory.kind.replace(/_/g, " ")}`; }
 
 function queryNumber(trace, token) {
@@ -163,6 +174,13 @@ function sameText(one, other) {
     same.set(key, left.length === right.length && left.every((token, index) => token === right[index]));
   }
   return same.get(key);
+}
+
+// (A loop: functions take some 100,000 arguments at most, and a text may have more tokens.)
+function largestOf(values, least = 1e-9) {
+  let largest = least;
+  for (const value of values) if (value > largest && value < Infinity) largest = value;
+  return largest;
 }
 
 function inText(memory) { return memory.recalls && memory.kind !== "persistent"; }
@@ -236,17 +254,17 @@ class Text {
     });
     const memory = memoryOf(this.place);
     if (state.view === "pairs") {
-      const recalls = inText(memory) ? recallsOf(this.place, state.pair) : [], largest = Math.max(1e-9, ...recalls.map(([, weight]) => weight));
+      const recalls = inText(memory) ? recallsOf(this.place, state.pair) : [], largest = largestOf(recalls.map(([, weight]) => weight));
       recalls.forEach(([token, weight]) => shade(token, weight / largest));
       put(state.pair, (span) => span.classList.add("here"));
       return;
     }
     if (inText(memory)) {
-      const largest = Math.max(...weights.slice(0, 1), 1e-9);
+      const largest = largestOf(weights.slice(0, 1));
       pairs.forEach((pair, index) => shade(pair, weights[index] / largest));
     } else if (memory.kind === "association") {
       const [begin, end] = segmentAround(this.trace, this.place.token), reads = readsOf(this.trace, memory.layer, begin, end);
-      const largest = Math.max(1e-9, ...reads);
+      const largest = largestOf(reads);
       reads.forEach((length, index) => { if (length > 0) shade(begin + index, length / largest); });
     }
     put(this.place.token, (span) => span.classList.add("here"));
@@ -279,14 +297,9 @@ function chooser(place, changed, label) {
   };
   const row = element("div", { class: "row" });
   if (data.traces.length > 1) {
-    row.append(select("trace", data.traces.map((trace, index) => [index, trace.title]), place.trace, (value) => {
-      place.trace = value; place.memory = Math.max(0, Math.min(place.memory, traceOf(place).memories.length - 1)); place.head = 0;
-      place.token = Math.min(place.token, traceOf(place).tokens.length - 1);
-    }));
+    row.append(select("trace", data.traces.map((trace, index) => [index, trace.title]), place.trace, (trace) => move(place, { trace, head: 0 })));
   }
-  if (traceOf(place).memories.length) row.append(select("memory", traceOf(place).memories.map((memory, index) => [index, memoryName(memory)]), place.memory, (value) => {
-    place.memory = value; place.head = Math.min(place.head, Math.max(0, memoryOf(place).heads - 1));
-  }));
+  if (traceOf(place).memories.length) row.append(select("memory", traceOf(place).memories.map((memory, index) => [index, memoryName(memory)]), place.memory, (memory) => move(place, { memory })));
   const heads = element("div", { class: "row", role: "group", "aria-label": `${label} head` });
   const count = memoryOf(place).heads;
   if (count) heads.append("head");
@@ -299,7 +312,7 @@ function chooser(place, changed, label) {
 }
 
 function chooseToken(token, place = state) {
-  place.token = Math.max(0, Math.min(traceOf(place).tokens.length - 1, token));
+  move(place, { token });
   const twin = place === state ? state.other : state;
   if (sameText(place, twin)) twin.token = place.token;
   refresh();
@@ -323,9 +336,7 @@ function everyMemory(place, number) {
   const trace = traceOf(place), next = trace.tokens[place.token + 1], table = element("table", { class: "memories" });
   table.append(element("tr", {}, element("th", {}, "memory"), element("th", {}, "next tokens after it"), element("th", {}, "loss without it")));
   trace.memories.forEach((memory, index) => {
-    const name = element("button", { class: "mark", type: "button", "aria-current": index === place.memory, onclick: () => {
-      place.memory = index; place.head = Math.min(place.head, Math.max(0, memory.heads - 1)); refresh();
-    } }, memoryName(memory));
+    const name = element("button", { class: "mark", type: "button", "aria-current": index === place.memory, onclick: () => { move(place, { memory: index }); refresh(); } }, memoryName(memory));
     const row = wordList(element("th", {}, name), words(trace, memory, memory.afterTokens, memory.afterScores, number).slice(0, 2), next);
     const cost = array(memory.lossChange);
     row.append(element("td", { class: "number" }, cost ? change(cost[place.token + 1]) : "\u2013"));
@@ -368,7 +379,7 @@ function details(place) {
     bar.style.width = `${((5 * weight) / here.weights[0]).toFixed(2)}rem`;
     const what = inText(memory) ? element("td", { class: "words" }, pairName(trace, pair)) : element("td", {}, `slot ${pair}`);
     const follow = inText(memory) && pair >= 0 ? element("button", { class: "mark", type: "button", title: "Follow this pair",
-      onclick: () => { state.pair = pair; show("pairs"); } }, String(pair)) : null;
+      onclick: () => openIn("pairs", { ...place, pair }) }, String(pair)) : null;
     table.append(element("tr", {}, element("td", { class: "number" }, percent(weight)), element("td", {}, bar), what, element("td", {}, follow)));
   });
   node.append(table, element("h3", {}, "All memories"), everyMemory(place, number));
@@ -378,8 +389,7 @@ function details(place) {
 // ---------------------------------------------------------------- pictures
 
 function picture(width, height, label) {
-  const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label, xmlns: SVG });
-  return svg;
+  return drawn("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label, xmlns: SVG });
 }
 
 function saveButton(svg, name) {
@@ -395,7 +405,7 @@ function saveButton(svg, name) {
 }
 
 function bars(svg, x, y, width, height, values, colour, title) {
-  const finite = values.filter((value) => Number.isFinite(value)), largest = Math.max(1e-12, ...finite.map(Math.abs));
+  const largest = largestOf(values.map(Math.abs), 1e-12);
   values.forEach((value, index) => {
     const size = Number.isFinite(value) ? (Math.abs(value) / largest) * height : 0;
     const bar = drawn("rect", { x: x + (index * width) / values.length, y: y + height - size,
@@ -434,7 +444,7 @@ function effect(svg, x, y, width, height, trace, values, name) {
     const box = drawn("rect", { class: "effect", x: (x + bin * size).toFixed(2), y: (value >= 0 ? y + half - length : y + half).toFixed(2),
       width: Math.max(0.4, size - 0.2).toFixed(2), height: length.toFixed(2), fill: value >= 0 ? HELPS : HARMS });
     box.append(drawn("title", {}, `${name}, from token ${first}: loss without it ${signed(value)} nats`));
-    box.addEventListener("click", () => { state.token = first; show("read"); });
+    box.addEventListener("click", () => openIn("read", { trace: data.traces.indexOf(trace), token: first }));
     svg.append(box);
   });
 }
@@ -471,7 +481,7 @@ function network(trace) {
     if (leaks) labelledBars(svg, 750, y, 130, Array.from(leaks), colour, (value) => value.toFixed(2), "leak");
     const ages = array(memory.ages);
     if (ages) {
-      const size = ages.length / memory.heads, largest = Math.max(1e-12, ...ages);
+      const size = ages.length / memory.heads, largest = largestOf(ages, 1e-12);
       const smallest = Math.max(1e-6 * largest, Math.min(...ages.filter((weight) => weight > 0)));
       const decades = Math.max(0.3, Math.log10(largest / smallest));
       svg.append(drawn("text", { x: 1190, y: y + 10 }, largest.toPrecision(2)), drawn("text", { x: 1190, y: y + 44 }, smallest.toPrecision(2)));
@@ -512,7 +522,7 @@ function recallsOf(place, pair) {
 function timeline(trace, recalls, label) {
   const svg = picture(370, 150, label), last = Math.max(1, trace.tokens.length - 1);
   svg.append(drawn("line", { x1: 40, y1: 125, x2: 364, y2: 125, stroke: "#808080" }));
-  const largest = Math.max(1e-9, ...recalls.map(([, weight]) => weight));
+  const largest = largestOf(recalls.map(([, weight]) => weight));
   svg.append(drawn("text", { x: 0, y: 16 }, percent(largest)), drawn("text", { x: 40, y: 142 }, "0"), drawn("text", { x: 364, y: 142, "text-anchor": "end" }, `token ${last}`));
   for (const [token, weight] of recalls) {
     const x = 40 + (324 * token) / last, stem = drawn("line", { class: "stem", x1: x, x2: x, y1: 125, y2: 125 - (112 * weight) / largest, stroke: HELPS, "stroke-width": 1.5 });
@@ -523,11 +533,7 @@ function timeline(trace, recalls, label) {
 }
 
 function openSegment(trace, segment) {
-  state.trace = data.traces.indexOf(trace);
-  state.memory = Math.min(state.memory, trace.memories.length - 1);
-  state.head = Math.min(state.head, Math.max(0, memoryOf().heads - 1));
-  chooseToken(array(trace.segments.starts)[segment]);
-  show("read");
+  openIn("read", { trace: data.traces.indexOf(trace), token: array(trace.segments.starts)[segment] });
 }
 
 function strip(trace) {
@@ -536,7 +542,7 @@ function strip(trace) {
   const cell = Math.max(4, Math.min(40, 820 / count)), svg = picture(150 + Math.max(120, cell * count) + 10, 34 + rows.length * (layers * 12 + 24), "Segments");
   svg.append(drawn("text", { x: 150, y: 12 }, count > 1 ? `segments 0 to ${count - 1}` : "segment 0"));
   rows.forEach(([name, title], index) => {
-    const values = array(segments[name]), top = 22 + index * (layers * 12 + 24), largest = Math.max(1e-12, ...Array.from(values).filter(Number.isFinite));
+    const values = array(segments[name]), top = 22 + index * (layers * 12 + 24), largest = largestOf(values, 1e-12);
     svg.append(drawn("text", { x: 0, y: top + 10, "font-weight": 600 }, title), drawn("text", { x: 0, y: top + 24 }, `largest ${largest.toPrecision(3)}`));
     for (let layer = 0; layer < layers; layer++) svg.append(drawn("text", { x: 144, y: top + 10 + layer * 12, "text-anchor": "end" }, String(layer)));
     for (let segment = 0; segment < count; segment++) {
@@ -555,12 +561,16 @@ function strip(trace) {
 // ---------------------------------------------------------------- views
 
 const main = document.getElementById("view");
-let texts = [], panel = null, redraw = () => {};
+let redraw = () => {};
+
+// A view that shows some traces one below the other, and does not depend on what is chosen.
+function drawPage(traces, parts) {
+  redraw = () => {};
+  main.replaceChildren(element("div", { class: "page" }, ...traces.flatMap((trace) => [element("h2", {}, trace.title), ...parts(trace)])));
+}
 
 function viewRead() {
-  const text = new Text(state, chooseToken);
-  texts = [text];
-  panel = element("div", { class: "panel", "aria-live": "polite" });
+  const text = new Text(state, chooseToken), panel = element("div", { class: "panel", "aria-live": "polite" });
   main.replaceChildren(element("div", { class: "columns" }, text.node, panel));
   redraw = () => {
     if (text.trace !== traceOf()) return viewRead();
@@ -571,13 +581,10 @@ function viewRead() {
 }
 
 function viewNetwork() {
-  const page = element("div", { class: "page" });
-  for (const trace of data.traces) {
+  drawPage(data.traces, (trace) => {
     const svg = network(trace), about = Object.entries(trace.model).map(([name, value]) => `${name.replace(/_/g, " ")} ${typeof value === "number" ? value.toLocaleString("en") : value}`).join(", ");
-    page.append(element("h2", {}, trace.title), element("p", { class: "faint" }, about), svg, saveButton(svg, "network"));
-  }
-  texts = []; redraw = () => {};
-  main.replaceChildren(page);
+    return [element("p", { class: "faint" }, about), svg, saveButton(svg, "network")];
+  });
 }
 
 function viewCompare() {
@@ -585,7 +592,6 @@ function viewCompare() {
     const text = new Text(place, (token) => chooseToken(token, place)), choice = element("div", { class: "panel" }), side = element("div", { class: "panel" });
     return { place, text, choice, side };
   });
-  texts = sides.map(({ text }) => text);
   main.replaceChildren(element("div", { class: "columns two" }, ...sides.map(({ text, choice, side }) => element("div", { class: "side" }, choice, text.node, side))));
   redraw = () => {
     if (sides.some(({ place, text }) => text.trace !== traceOf(place))) return viewCompare();
@@ -599,9 +605,7 @@ function viewCompare() {
 }
 
 function viewPairs() {
-  const text = new Text(state, (token) => { state.pair = token; refresh(); });
-  texts = [text];
-  panel = element("div", { class: "panel" });
+  const text = new Text(state, (token) => { state.pair = token; refresh(); }), panel = element("div", { class: "panel" });
   main.replaceChildren(element("div", { class: "columns" }, text.node, panel));
   redraw = () => {
     if (text.trace !== traceOf()) return viewPairs();
@@ -620,7 +624,7 @@ function viewPairs() {
       panel.append(element("h3", {}, "Recalled most by"));
       [...recalls].sort((one, other) => other[1] - one[1]).slice(0, 30).forEach(([token, weight]) => table.append(element("tr", {},
         element("td", { class: "number" }, percent(weight)), element("td", { class: "words" }, quoted(trace.tokens[token])),
-        element("td", {}, element("button", { class: "mark", type: "button", onclick: () => { state.token = token; show("read"); } }, String(token))))));
+        element("td", {}, element("button", { class: "mark", type: "button", onclick: () => openIn("read", { token }) }, String(token))))));
       panel.append(table);
     } else panel.append(element("p", { class: "faint" }, "This memory stores no pair of the text."));
     text.mark(); text.show();
@@ -629,16 +633,15 @@ function viewPairs() {
 }
 
 function viewMemory() {
-  const page = element("div", { class: "page" });
-  for (const trace of data.traces.filter((one) => one.stored)) {
+  drawPage(data.traces.filter((one) => one.stored), (trace) => {
     const { stored } = trace, [layers, count, width] = stored.shape, strengths = array(stored.strengths);
-    page.append(element("h2", {}, trace.title), element("p", { class: "summary" },
+    const parts = [element("p", { class: "summary" },
       `${stored.kind.toUpperCase()} memory of ${stored.tokensRead.toLocaleString("en")} tokens in ${stored.segmentsRead.toLocaleString("en")} segments`),
       element("p", { class: "faint" }, stored.kind === "armt"
         ? "Each layer's matrix as the sum of its strongest contents (singular vectors): how strong each is, and what the output layer makes likeliest of it. The output layer was trained on the whole stream: take the words as a hint."
-        : "The memory tokens: how long each is, and what the output layer makes likeliest of it. Take the words as a hint."));
+        : "The memory tokens: how long each is, and what the output layer makes likeliest of it. Take the words as a hint.")];
     for (let layer = 0; layer < layers; layer++) {
-      const values = Array.from(strengths.subarray(layer * count, (layer + 1) * count)), largest = Math.max(1e-12, ...values);
+      const values = Array.from(strengths.subarray(layer * count, (layer + 1) * count)), largest = largestOf(values, 1e-12);
       const table = element("table", { class: "contents" });
       values.forEach((value, index) => {
         if (value < 1e-6 * largest) return; // rounding
@@ -649,25 +652,21 @@ function viewMemory() {
         row.firstChild.after(element("td", { class: "strength" }, bar));
         table.append(row);
       });
-      page.append(element("h3", {}, `layer ${layer}, size ${array(stored.norms)[layer].toPrecision(3)}`), table);
+      parts.push(element("h3", {}, `layer ${layer}, size ${array(stored.norms)[layer].toPrecision(3)}`), table);
     }
-  }
-  texts = []; redraw = () => {};
-  main.replaceChildren(page);
+    return parts;
+  });
 }
 
 function viewSegments() {
-  const page = element("div", { class: "page" });
-  for (const trace of data.traces.filter((one) => one.segments)) {
+  drawPage(data.traces.filter((one) => one.segments), (trace) => {
     const svg = strip(trace), list = element("select", { "aria-label": "open a segment", onchange: (event) => openSegment(trace, Number(event.target.value)) });
     list.append(element("option", { value: "", selected: true, disabled: true }, "open a segment \u2026"));
     for (let segment = 0; segment < trace.segments.count; segment++) list.append(element("option", { value: segment }, `segment ${segment}, token ${array(trace.segments.starts)[segment]}`));
-    page.append(element("h2", {}, trace.title), element("p", { class: "faint" },
+    return [element("p", { class: "faint" },
       "One column per segment, one row per layer: how much the memory tokens wrote, how much that erased, how much the segment read, the size of the matrix, and gamma. A click on a segment opens it in the text."), svg,
-      element("div", { class: "row" }, saveButton(svg, "segments"), list));
-  }
-  texts = []; redraw = () => {};
-  main.replaceChildren(page);
+      element("div", { class: "row" }, saveButton(svg, "segments"), list)];
+  });
 }
 
 const DRAW = { read: viewRead, network: viewNetwork, compare: viewCompare, pairs: viewPairs, segments: viewSegments, memory: viewMemory };
@@ -692,7 +691,7 @@ function onKey(event) {
   const memories = traceOf().memories.length, heads = memoryOf().heads, all = heads > 1 ? 1 : 0;
   const go = (step) => {
     if (state.view !== "pairs") return chooseToken(state.token + step);
-    state.pair = Math.max(0, Math.min(traceOf().tokens.length - 1, state.pair + step));
+    move(state, { pair: state.pair + step });
     refresh();
   };
   const actions = {
