@@ -7,7 +7,7 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +208,7 @@ def measured_model(folder: str, arguments: argparse.Namespace) -> tuple[Any, boo
     return model, getattr(model.config, "long_term_memory", None) and enabled
 
 
-def write_json_lines(path: Path | None, rows: Iterable[Mapping[str, Any]]) -> None:
-    """A line for each of `rows`, all of them or none; NaN is null. Without a path, nothing."""
-    if path is not None:
+def write_json_lines(path: Path | None, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A line for each of `rows`, all of them or none; NaN is null. Without a path or a row, no file."""
+    if path is not None and rows:
         write_text_atomically(path, "".join(json.dumps(to_json(row)) + "\n" for row in rows))

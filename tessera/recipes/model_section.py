@@ -99,8 +99,7 @@ def config_for(
 def untrained_config(recipe: "Recipe") -> "PreTrainedConfig":
     """The configuration that the recipe's model would have, where the tokenizer need not be there."""
     data = recipe.data
-    segments = max(stage.length for stage in recipe.training.stages)
-    context = max(data.context, segments * recipe.model.get("segment_size", data.context))
+    context = max(data.context, max(stage.length for stage in recipe.training.stages) * segment_tokens(recipe))
     sizes = {"max_positions": context, "n_positions": context}
     if "vocab_size" not in recipe.model:
         task = None if data.task is None else question_task(data.task)
@@ -115,6 +114,12 @@ def build_model(config: "PreTrainedConfig", seed: int, base: str | None = None) 
         if base is None:
             return untrained_model(config)
         return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config, base=load_model(base))
+
+
+def segment_tokens(recipe: "Recipe") -> int:
+    """Tokens that one unit of a stage's length stands for: a segment of the model, where it reads in segments."""
+    own = getattr(_entry(recipe.model["type"]).maker, "segment_size", recipe.data.context)
+    return recipe.model.get("segment_size", own) if recipe.training.curriculum else recipe.data.context
 
 
 def base_folder(section: dict[str, Any]) -> str | None:

@@ -25,7 +25,7 @@ from tessera.base.devices import imagined
 from tessera.base.errors import TesseraError, expect
 from tessera.base.precision import autocast, resolve_precision
 from tessera.evaluation.accounting import account, training_flops_per_sequence
-from tessera.recipes.model_section import untrained_config
+from tessera.recipes.model_section import segment_tokens, untrained_config
 from tessera.recipes.sections import Recipe
 from tessera.training.distributed import batch_shape, shard
 from tessera.training.initial_model import enable_checkpointing, follow_recipe
@@ -174,7 +174,7 @@ def plan(
     """
     section, context = recipe.training, recipe.data.context
     if stages := section.curriculum:
-        longest = max(stage.length for stage in stages) * recipe.model.get("segment_size", context)
+        longest = max(stage.length for stage in stages) * segment_tokens(recipe)
         advice = f"Plan its longest stage, as a text: data.task=null training.curriculum=[] data.context={longest}"
         base = recipe.model.get("base")
         if recipe.data.task is not None and not isinstance(base, str):  # its words are not the tokens of a text

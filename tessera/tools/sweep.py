@@ -113,8 +113,6 @@ def outcome(point: Point, folder: Path, problem: str) -> dict[str, Any]:
         if not problem:
             numbers = json.loads((folder / RESULT).read_text(encoding="utf-8"))["result"]
         known = to_json({name: numbers.get(name) for name in NUMBERS})
-        if not problem and known[LOSS] is None:  # as earlier releases left it
-            problem = "the validation loss is not finite"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise TesseraError(f"{folder / RESULT}: cannot be read as a run's result ({reason}). Delete it.") from None

@@ -102,7 +102,7 @@ class Checkpoints:
         describe: puts the other files of a model into a folder. published: called when a checkpoint is complete.
 
     Raises:
-        TesseraError: there are checkpoints, but none is complete, or it was written by an earlier release.
+        TesseraError: there are checkpoints, but none is complete.
     """
 
     def __init__(
@@ -135,11 +135,6 @@ class Checkpoints:
                     f"{self.folder}: no complete checkpoint to resume from: {reasons}. Start again: --overwrite."
                 )
             return {"stages": [], "progress": None}
-        if not (self.latest / NUMBERS).is_file():
-            raise TesseraError(
-                f"{self.latest}: must hold {NUMBERS}; got a checkpoint of an earlier release, which only that release "
-                "resumes. Start again: --overwrite."
-            )
         return json.loads((self.latest / NUMBERS).read_text(encoding="utf-8"))
 
     @property

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 from transformers import PreTrainedTokenizerFast
 
-from tessera.base.checkpoints import FOLDER, MANIFEST, TEMPORARY, checkpoints, describe, differences, latest_complete
+from tessera.base.checkpoints import FOLDER, TEMPORARY, describe, differences, latest_complete
 from tessera.base.dataclass_io import read_dataclass
 from tessera.base.errors import TesseraError, first_line
 from tessera.base.files import remove, sync, write_text_atomically, writing
@@ -63,8 +63,7 @@ def equals_saved(path: Path, recipe: Recipe) -> bool:
 
 def saved_steps(run: Path) -> int | None:
     """The steps that the run in this folder was begun with, if it says."""
-    content = _read(run / RECIPE)[1]
-    steps = content.get("training", {}).get("steps") if is_saved_recipe(run / RECIPE) else None
+    steps = _read(run / RECIPE)[1]["training"].get("steps") if is_saved_recipe(run / RECIPE) else None
     return steps if isinstance(steps, int) else None
 
 
@@ -148,31 +147,27 @@ def expect_same_tokenizer(run: Path) -> None:
 
 
 def expect_same_inputs(run: Path, corpus: TrainingData) -> None:
-    """Raise `TesseraError` when the run began with other tokens than `corpus` has. Older runs have no record."""
+    """Raise `TesseraError` when the run began with other tokens than `corpus` has."""
     record = _recorded(run)
-    if not record:
-        return
-    for name, now in corpus.checksums().items():
-        before = record[name]
-        if before != now:
+    for name, now in corpus.checksums().items() if record else ():
+        if (before := record[name]) != now:
             raise TesseraError(
                 f"{run}: the {name} text must be the one the run began with, and it has changed: "
                 f"{before['tokens']:,} tokens then, {now['tokens']:,} now. Restore it, or start again: --overwrite."
             )
 
 
-def _recorded(run: Path) -> dict[str, Any] | None:
-    """What `write_inputs` wrote; None where there is nothing."""
+def _recorded(run: Path) -> dict[str, Any]:
+    """What `write_inputs` wrote; empty where a process died before, or somebody deleted it."""
     path = run / INPUTS
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(record["tokenizer"], dict) or not all(
-            isinstance(record[name]["tokens"], int) for name in ("training", "validation")
-        ):
+        counts = [record[name]["tokens"] for name in ("training", "validation")]
+        if not (isinstance(record["tokenizer"], dict) and all(isinstance(count, int) for count in counts)):
             raise TypeError("it lacks entries")
         return record
     except FileNotFoundError:
-        return None
+        return {}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise TesseraError(
             f"{path}: must be what the run wrote; it cannot be read ({first_line(error)}). Delete it to resume "
@@ -187,9 +182,8 @@ RUN_FILES = (
     "model-*.safetensors model.safetensors.index.json tokenizer.json tokenizer_config.json special_tokens_map.json "
     f"added_tokens.json vocab.json vocab.txt merges.txt chat_template.jinja {CARD}"
 ).split()
-# What a process that died has left half written; the first ones are those of earlier releases.
-TEMPORARY_FILES = ["recipe.yaml.tmp", "metrics.tmp", "run.tmp", "model.tmp", "tokenizer.tmp", f"{REPLACED}.tmp"]
-TEMPORARY_FILES += [f"{name}.*.tmp" for name in RUN_FILES]
+# What a process that died has left half written.
+TEMPORARY_FILES = ["model.tmp", "tokenizer.tmp", f"{REPLACED}.tmp", *(f"{name}.*.tmp" for name in RUN_FILES)]
 
 
 def matching(run: Path, patterns: list[str]) -> list[Path]:
@@ -314,12 +308,7 @@ def is_run(run: Path) -> bool:
     """Did a training run write this folder? A recipe alone, or among other files, does not make it one."""
     if not is_saved_recipe(run / RECIPE):
         return False
-    if is_lock_file(run / LOCK) or (run / RESULT).is_file():
-        return True
-    if any((path / MANIFEST).is_file() for path in checkpoints(run)) or (run / METRICS).is_file():
-        return True
-    # Before there were locks, and before its first step.
-    return len(matching(run, [*RUN_FILES, *TEMPORARY_FILES])) == len(list(run.iterdir()))
+    return is_lock_file(run / LOCK) or (run / RESULT).is_file() or (run / METRICS).is_file()
 
 
 def is_unfinished_run_of(run: Path, recipe: Recipe) -> bool:

@@ -9,7 +9,8 @@ from tessera.base.errors import TesseraError, expect
 from tessera.base.yaml_files import read_yaml
 from tessera.data.sources import JSON_ENDINGS, text_source
 from tessera.evaluation.loss import EvaluationText
-from tessera.recipes.sections import DataSection
+from tessera.recipes.model_section import segment_tokens
+from tessera.recipes.sections import DataSection, Recipe
 from tessera.tasks.question_answering import QuestionTask, question_task
 from tessera.training.folder import RECIPE
 
@@ -23,22 +24,21 @@ class TrainedTask(NamedTuple):
 
 def trained_task(folder: str | Path) -> TrainedTask | None:
     """The questions that the run in `folder` was trained on; None where it read text, or there is no recipe."""
-    recipe, section = _recipe_and_data(folder)
-    if section is None or section.task is None:
+    recipe = _recipe(folder)
+    if recipe is None or recipe.data.task is None:
         return None
-    settings = _last_stage(recipe).get("settings") or {}
-    return TrainedTask({**section.task, **settings}, _last_length(recipe, section))
+    return TrainedTask({**recipe.data.task, **recipe.training.stages[-1].settings}, _last_length(recipe))
 
 
-def _last_stage(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Of the curriculum; empty where there is none."""
-    return ((recipe.get("training") or {}).get("curriculum") or [{}])[-1]
+def _recipe(folder: str | Path) -> Recipe | None:
+    """The recipe of the run in `folder`; None where there is none."""
+    path = Path(folder) / RECIPE
+    return from_json(Recipe, read_yaml(path, "recipe"), str(path)) if path.is_file() else None
 
 
-def _last_length(recipe: dict[str, Any], section: DataSection) -> int:
+def _last_length(recipe: Recipe) -> int:
     """Tokens of the texts that the run was validated on at its end."""
-    segments = _last_stage(recipe).get("length")
-    return section.context if segments is None else segments * (recipe["model"].get("segment_size") or section.context)
+    return recipe.training.stages[-1].length * segment_tokens(recipe)
 
 
 def asked_task(folder: str | Path) -> tuple[QuestionTask | None, str]:
@@ -52,19 +52,6 @@ def asked_task(folder: str | Path) -> tuple[QuestionTask | None, str]:
     except TesseraError as error:
         return None, f"was trained on what cannot be read ({error})"
     return task, "" if task is None else f"knows {task.understands}"
-
-
-def _recipe_and_data(folder: str | Path) -> tuple[dict[str, Any], DataSection | None]:
-    """The recipe of the run in `folder` and its section `data`; empty, and None, where there is no recipe."""
-    path = Path(folder) / RECIPE
-    if not path.is_file():
-        return {}, None
-    recipe = read_yaml(path, "recipe")
-    try:
-        return recipe, from_json(DataSection, recipe["data"], "data")
-    except (ValueError, TypeError, KeyError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise TesseraError(f"{path}: cannot be read as a recipe ({reason}).") from None
 
 
 def _format_of(names: list[str], section: DataSection) -> str:
@@ -95,17 +82,16 @@ def evaluation_text(
         context: tokens per sequence (default: the run's, of its last stage, else 512, or `longest` where that is less).
     Raises `TesseraError`: no such text, a split of files, or a folder without a recipe when `data` is None.
     """
-    recipe, section = _recipe_and_data(folder)
-    if section is None and data is None:
+    recipe = _recipe(folder)
+    if recipe is None and data is None:
         raise TesseraError(f"eval: --data must name text; {folder} is not a run folder with a recipe of its own.")
-    if section is None:
-        section = DataSection(context=min(longest or 512, 512))
+    section = DataSection(context=min(longest or 512, 512)) if recipe is None else recipe.data
     if data is not None:
         written = _format_of(data, section)
         separator = section.separator if written == "text" else None
         named = data[0] if len(data) == 1 else data
         section = replace(section, source=named, validation=None, format=written, separator=separator)
-    section = replace(section, context=context or _last_length(recipe, section))
+    section = replace(section, context=context or (section.context if recipe is None else _last_length(recipe)))
     problems = [f"eval: data.{name} {message}" for name, message in section.problems()]
     if problems:
         raise TesseraError("\n".join(problems))

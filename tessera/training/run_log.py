@@ -138,22 +138,6 @@ class WeightsAndBiases:
 Tracker = TensorBoard | WeightsAndBiases
 
 
-def duration(seconds: float) -> str:
-    """A time in plain words.
-
-    >>> [duration(seconds) for seconds in (20, 90, 1500, 9000, 111600, 1e6)]
-    ['under a minute', '2 minutes', '25 minutes', '2.5 hours', '31 hours', '12 days']
-    """
-    minutes, hours = round(seconds / 60), seconds / 3600
-    if seconds < 60:
-        return "under a minute"
-    if minutes < 100:
-        return f"{minutes} minute{'s' if minutes > 1 else ''}"
-    if hours < 100:
-        return f"{hours:.0f} hours" if hours >= 10 else f"{hours:.1f} hours"
-    return f"{hours / 24:,.0f} days"
-
-
 def sizes(recipe: Recipe, model: nn.Module, segment: int, done: int) -> str:
     """The line before the first step: what is trained on how much; `done`: steps that a checkpoint holds."""
     section, parameters = recipe.training, num_parameters(model)
@@ -248,7 +232,7 @@ class RunLog(TrainingLog):
         for stage, progress in zip(self.recipe.training.curriculum, stages):
             self.say(
                 f"length {stage.length}: {progress.steps:,} of {stage.steps:,} steps, best score "
-                f"{1 - progress.best:.4f} at step {progress.best_step:,}, {duration(progress.seconds)}"
+                f"{1 - progress.best:.4f} at step {progress.best_step:,}, {tqdm.format_interval(progress.seconds)}"
             )
 
     def close(self) -> None:

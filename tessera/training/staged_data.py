@@ -20,6 +20,7 @@ from tessera.evaluation.questions import answer_loss, count_answers, is_segmente
 from tessera.memory_files.answering import QUESTION_FORMAT
 from tessera.memory_files.certainty import measured
 from tessera.models.adjusting import adjust_model
+from tessera.recipes.model_section import segment_tokens
 from tessera.recipes.sections import Recipe, Stage
 from tessera.tasks.question_answering import QuestionBatch, QuestionTask, question_task
 from tessera.training.corpus import open_corpus
@@ -81,13 +82,13 @@ def open_data(
 
     Raises `TesseraError`: an unknown task, a setting that it does not have, text that is missing or too short.
     """
-    segment = recipe.model.get("segment_size", recipe.data.context)
+    segment = segment_tokens(recipe)
     if recipe.data.task is not None:
         data: StagedData = StagedQuestions(recipe, segment, question_task(recipe.data.task), processes=processes)
     else:
         corpus = open_corpus(recipe, run, saved_tokenizer=saved_tokenizer)
         if not recipe.training.curriculum:
-            return TextData(recipe, recipe.data.context, corpus, processes=processes)
+            return TextData(recipe, segment, corpus, processes=processes)
         data = StagedText(recipe, segment, corpus, processes=processes)
     for stage in recipe.training.curriculum:
         data.require(stage)

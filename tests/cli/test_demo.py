@@ -7,8 +7,6 @@ import pytest
 from tessera.base.errors import TrainingInterrupted
 from tessera.papers.passwords.demo import QUESTIONS
 from tessera.tools import language_demo
-from tessera.tools.language_demo import table
-from tessera.training.model_card import RunSummary
 from tessera.training.run import train
 
 STAGE = (
@@ -161,9 +159,3 @@ def test_a_prompt_that_fills_the_context_is_said_before_training(tessera, tmp_pa
     assert (status, len(err.strip().splitlines())) == (2, 1)
     assert "--prompt must hold 1 to 31 tokens (data.context - 1); got " in err
     assert not (tmp_path / "demo" / "mosaic").exists()
-
-
-def test_the_table_lines_up():
-    summary = RunSummary("x", "x", 4_200_000, 10, 10, 0, 3.21, 1.2, None)
-    lines = table({"Memory Mosaic": summary, "transformer": summary}).splitlines()
-    assert len({len(line) for line in lines}) == 1

@@ -48,7 +48,7 @@ def test_the_text_that_is_named_is_the_text_that_is_read(tessera, done, refused,
     out, _ = done("eval", tmp_path / "run")
     assert f"tokens of {other} (all of it) in" in out
     (tmp_path / "run" / "recipe.yaml").write_text(recipe.replace("validation: null", "validation: {a: 1}"))
-    refused("cannot be read as a recipe (data: validation must be", "eval", tmp_path / "run")
+    refused("recipe.yaml: data.validation must be", "eval", tmp_path / "run")
     out, _ = done("eval", run_folder, "--data", "stories", "--sequences", 2, "--context", 16)
     assert "tokens of stories (validation split, 2 of " in out
     assert "sequences spread over it) in 2 sequences of 16" in out

@@ -16,6 +16,7 @@ from tessera.training import staged_data
 from tessera.training.fit import train_curriculum
 from tessera.training.initial_model import starting_model
 from tessera.training.optimizer import FitOptions
+from tessera.training.run_data import evaluation_text
 from tests.refusals import refused
 
 
@@ -47,6 +48,20 @@ def test_lengths_are_a_function_of_the_step_and_fill_their_range():
     assert lengths == [stage.length_at(step, seed=0) for step in range(200)]
     assert set(lengths) == {2, 3, 4}
     assert lengths != [stage.length_at(step, seed=1) for step in range(200)]
+
+
+def test_a_stage_counts_segments_of_the_model_also_where_the_recipe_does_not_say_their_size(recipe_file, tmp_path):
+    """They were of data.context tokens: two of them were no whole segment, and no memory was ever read."""
+    plain = yaml.safe_load(recipe_file.read_text())
+    plain["data"]["validation_fraction"] = 0.5
+    plain["model"] = {"type": "rmt", "base": plain["model"]}
+    plain["training"] = {"batch_size": 1, "curriculum": [{"length": 2, "min_length": 2, "steps": 1}]}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({**plain, "name": "run"}))
+    recipe = read_recipe(tmp_path / "recipe.yaml")
+    data = staged_data.open_data(recipe, tmp_path, saved_tokenizer=False)
+    two_segments = 2 * starting_model(recipe, data.tokenizer).config.segment_size
+    assert data.batch_tokens(recipe.training.curriculum[0], 0, 0) == two_segments
+    assert evaluation_text(tmp_path).context == two_segments
 
 
 class Growing(torch.nn.Module):

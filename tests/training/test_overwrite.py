@@ -94,24 +94,6 @@ def test_files_of_others_in_a_run_survive(go, tmp_path):
     assert yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())["training"]["learning_rate"] == 0.5
 
 
-def test_runs_of_earlier_releases_are_resumed_and_replaced(go, tmp_path):
-    """They have no lock, no record of their inputs, and recipes without the keys of today."""
-    go()
-    run = tmp_path / "run"
-    for name in ("run.lock", "inputs.json"):
-        (run / name).unlink()
-    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
-    del recipe["training"]["shard"]
-    (run / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
-    (run / "recipe.yaml.tmp").write_text("half of a")
-    refused("run of another recipe; seed is 0 there and 3 here", go, "seed=3", resume=True)
-    go(resume=True)
-    (run / "run.lock").unlink()
-    go("seed=3", overwrite=True)
-    assert json.loads((run / "run.json").read_text())["provenance"]["seed"] == 3
-    assert not (run / "recipe.yaml.tmp").exists()
-
-
 @pytest.mark.parametrize("name", ["../victim", "a/b", "..", "", "a\\b", "x" * 300])
 def test_names_are_names_not_paths(recipe_file, name):
     refused("name must be a name, not a path", read_recipe, recipe_file, [f"name={json.dumps(name)}"])
