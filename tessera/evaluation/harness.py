@@ -12,7 +12,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -238,13 +238,14 @@ def harness_report(model: TesseraLM, tasks: Sequence[str], *, samples: bool = Fa
 
 
 def _rows(samples: dict[str, list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-    """A row for each sample of each task: prompt, target, answer, and its scores."""
+    """A row for each sample of each task: prompt, what was asked behind it, target, answer, and its scores.
+
+    Where requests have prompts of their own, as those of WinoGrande, the others stand before what is asked.
+    """
     for task, of_task in samples.items():
         for sample in of_task:
-            question = {
-                "prompt": sample["arguments"][0][0],
-                "asked": [arguments[1:] for arguments in sample["arguments"]],
-            }
+            prompt, requests = sample["arguments"][0][0], sample["arguments"]
+            question = {"prompt": prompt, "asked": [one[1:] if one[0] == prompt else one for one in requests]}
             outcome = {"target": sample["target"], "answer": sample["filtered_resps"]}
             yield {"task": task, **question, **outcome, **{name: sample[name] for name in sample["metrics"]}}
 
@@ -266,14 +267,10 @@ def expect_tasks(tasks: Sequence[str], include_path: str | Path | None = None) -
             for key, names in NAMING.findall(path.read_text("utf-8", "replace")):
                 (named if key else known).update(SPLIT(names))
     for name in tasks:
-        if not fnmatch.filter(known | named, name):
-            raise _unknown(name, named)
-
-
-def _unknown(name: str, known: Collection[str]) -> TesseraError:
-    guess = did_you_mean(name, known).split(" Known: ")[0]
-    advice = guess if guess.startswith("Did you mean") else "See lm_eval ls tasks."
-    return TesseraError(f"eval: --tasks must be known to lm-evaluation-harness; got {name!r}. {advice}")
+        guess = did_you_mean(name, named).split(" Known: ")[0]
+        advice = guess if guess.startswith("Did you mean") else "See lm_eval ls tasks."
+        is_known = bool(fnmatch.filter(known | named, name))
+        expect(is_known, "eval", "--tasks", "be known to lm-evaluation-harness", repr(name), advice)
 
 
 def evaluate_tasks(
@@ -284,14 +281,11 @@ def evaluate_tasks(
     `options` are those of its `simple_evaluate`, such as `limit` and `num_fewshot`.
     Raises `TesseraError`: a task that is unknown or cannot be loaded, such as for want of its data set.
     """
-    expect(include_path is None or Path(include_path).is_dir(), "eval", "--include-path", "be a folder", include_path)
+    expect_tasks(tasks, include_path)
     path = None if include_path is None else str(include_path)
     manager = TaskManager(include_path=path, include_defaults=False) if path else None
     if manager is None or not all(manager.match_tasks([name]) for name in tasks):
         manager = TaskManager(include_path=path)  # reads some ten thousand files
-    for name in tasks:
-        if not manager.match_tasks([name]):
-            raise _unknown(name, manager.all_tasks)
     try:
         manager.load(list(tasks))
     except Exception as error:  # whatever a task's files and data set bring up

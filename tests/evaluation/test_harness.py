@@ -326,6 +326,18 @@ def test_eval_with_tasks(folders, tasks, capsys):
     assert "a request must have at most 60 tokens; got " in error
 
 
+def test_rows_hold_the_prompts_of_all_choices():
+    """Those of WinoGrande differ in the prompt alone; the second was in no row."""
+    from tessera.evaluation.harness import _rows
+
+    requests = [("Ann paid Bo, so Ann", " was poor."), ("Ann paid Bo, so Bo", " was poor.")]
+    scored = {"target": 0, "filtered_resps": [(-1.0, False), (-2.0, False)], "metrics": ["acc"], "acc": 1.0}
+    (row,) = _rows({"winogrande": [{"arguments": requests, **scored}]})
+    assert (row["prompt"], row["asked"]) == (requests[0][0], [(" was poor.",), requests[1]])
+    (row,) = _rows({"arc": [{"arguments": [("Q:", " a"), ("Q:", " b")], **scored}]})
+    assert (row["prompt"], row["asked"], row["acc"]) == ("Q:", [(" a",), (" b",)], 1.0)
+
+
 def report_of(capsys, main, arguments):
     capsys.readouterr()
     assert main([*arguments, "--tasks", "local_choice", "--json"]) == 0
@@ -345,14 +357,6 @@ def test_arguments_of_the_harness_own_command_line(folders, monkeypatch):
     for device in ("cuda:7", "gpu"):
         with pytest.raises(TesseraError, match=f"device must be one of this machine, such as cpu; got '{device}'"):
             TesseraLM.create_from_arg_string(f"pretrained={folders['v1']},device={device}", options)
-
-
-@pytest.mark.slow
-def test_an_unknown_task_is_named(folders, tasks, capsys):
-    from tessera.cli.main import main  # the harness looks through its ten thousand files
-
-    assert main(["eval", str(folders["v1"]), "--include-path", str(tasks), "--tasks", "local_choise"]) == 2
-    assert "got 'local_choise'. Did you mean 'local_choice'?" in capsys.readouterr().err
 
 
 @pytest.mark.slow
