@@ -20,9 +20,8 @@ from tessera.models.forking import fork, state_bytes
 LOGITS_AT_ONCE = 1 << 29
 LEAST_PIECE, LARGEST_PIECE = 64, 4096  # tokens read at once
 FORKED_BYTES = 4 << 30
-# A call on a GPU takes as long as some hundred tokens of its own: shorter prefixes are read in batches instead.
-WORTH_SHARING = {"cpu": 16}
-WORTH_SHARING_ON_ACCELERATORS = 512
+# Tokens that a prefix of its own must save: a call on a GPU takes as long as some hundred tokens of a batch.
+LEAST_SAVING = {"cpu": 16, "accelerator": 512}
 
 
 @dataclass
@@ -104,14 +103,12 @@ def continuation_likelihoods(
     requests: Sequence[Request],
     *,
     batch_size: int = 8,
-    worth_sharing: int | None = None,
     progress: bool = False,
 ) -> list[Likelihood]:
     """For each request `sum_t log p(continuation_t | context, continuation_1..t-1)`, in float32, in order of requests.
 
     Args:
-        batch_size: rows per call; fewer where their forked states would exceed 4 GiB. worth_sharing: a prefix is read
-            once where this saves so many tokens (default: 16 on CPUs, 512 elsewhere).
+        batch_size: rows per call; fewer where their forked states would exceed 4 GiB.
     Raises `TesseraError`: an empty context or continuation, or logits that are NaN.
     """
     for request in requests:
@@ -119,13 +116,12 @@ def continuation_likelihoods(
             expect(len(tokens) > 0, "continuation_likelihoods", f"the {name}", "hold at least one token", "none")
     rows = _rows(requests)
     reader = Reader(model)
-    if worth_sharing is None:
-        worth_sharing = WORTH_SHARING.get(model.device.type, WORTH_SHARING_ON_ACCELERATORS)
     totals = [0.0] * len(requests)
     greedy = [True] * len(requests)
     # The last token of a context is read with its continuation: so no logits are needed inside a shared prefix.
     heads = [row.tokens[: min(len(requests[number].context) for number in row.requests) - 1] for row in rows]
-    tree = prefix_tree(heads if reader.continues else [() for _ in rows], worth_sharing)
+    worth = LEAST_SAVING["cpu" if model.device.type == "cpu" else "accelerator"]
+    tree = prefix_tree(heads if reader.continues else [() for _ in rows], worth)
     bar = tqdm(total=len(requests), disable=not progress, unit=" requests")
     with evaluating(model), torch.no_grad(), bar:
         for batch, state, start in _batches(reader, tree, rows, batch_size):

@@ -68,8 +68,7 @@ def command_line(arguments: Sequence[str]) -> str:
 
 def _without_folders(argument: str) -> str:
     name, equals, value = argument.rpartition("=")
-    is_path = Path(value).is_absolute() and not any(letter.isspace() for letter in value)
-    return name + equals + ((Path(value).name or value) if is_path else value)
+    return name + equals + (value if any(letter.isspace() for letter in value) else portable(value))
 
 
 def hardware() -> dict[str, Any]:

@@ -71,11 +71,7 @@ def right_answers(model: nn.Module, batch: QuestionBatch) -> Tensor:
 @torch.no_grad()
 def question_logits(model: nn.Module, batch: QuestionBatch) -> Tensor:
     """Logits (B Q, t, V) of the questions with their answers, each alone behind its context, which is read once."""
-    contexts, questions, labels = _on_device(model, batch)
-    if is_segmented(model):
-        carried, _ = _after_contexts(model, contexts, questions.shape[1])
-        return _output_for(model, questions.flatten(0, 1), labels.flatten(0, 1), carried, skip_logits=False).logits
-    return _asked_alone(model, batch)[0]
+    return (_asked_of_memory if is_segmented(model) else _asked_alone)(model, batch)[0]
 
 
 @torch.no_grad()
@@ -84,9 +80,8 @@ def score_answers(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tenso
     contexts, questions, labels = _on_device(model, batch)
     count = (labels != IGNORED).sum()
     if is_segmented(model):
-        carried, _ = _after_contexts(model, contexts, questions.shape[1])
-        output = _output_for(model, questions.flatten(0, 1), labels.flatten(0, 1), carried, skip_logits=False)
-        return output.loss, count, _right(output.logits, batch)
+        logits, loss = _asked_of_memory(model, batch)
+        return loss, count, _right(logits, batch)
     logits_alone, behind = _asked_alone(model, batch)
     if behind is None:
         logits = model(torch.cat([contexts, questions.flatten(1)], 1)).logits[:, contexts.shape[1] - 1 : -1]
@@ -99,6 +94,14 @@ def score_answers(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tenso
         count,
         _right(logits_alone, batch),
     )
+
+
+def _asked_of_memory(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tensor]:
+    """Logits of the questions, and the sum of their losses, from the memory that the contexts left."""
+    contexts, questions, labels = _on_device(model, batch)
+    carried, _ = _after_contexts(model, contexts, questions.shape[1])
+    output = _output_for(model, questions.flatten(0, 1), labels.flatten(0, 1), carried, skip_logits=False)
+    return output.logits, output.loss
 
 
 def _asked_alone(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, tuple[Tensor, Any] | None]:

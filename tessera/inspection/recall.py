@@ -90,33 +90,15 @@ def _site(name: str, module: nn.Module) -> Site | None:
 
 
 @dataclass(frozen=True)
-class QueryRecall:
-    """What one memory recalled for one query.
-
-    Attributes:
-        site: the memory. query: its position in the text. weights: (H, N) over the stored pairs, which sum to 1 (to 0
-            where no pair was seen). pairs: (N,), the number of each of them. num_pairs: how many the query saw.
-            bandwidth: h of the kernel (H,), in units of the distance between query and key; None for attention.
-        oldest: the lowest number that a pair of the text, or of the state that it was read behind, could have had;
-            lower ones are memory tokens at the front of a segment.
-    Pairs are numbered as in `MemoryTrace`; pair i of a persistent memory is slot i (of all its banks).
-    """
-
-    site: Site
-    query: int
-    weights: Tensor
-    pairs: Tensor
-    num_pairs: int
-    bandwidth: Tensor | None = None
-    oldest: int = 0
-
-
-@dataclass(frozen=True)
 class Recall:
-    """What one memory recalled for some queries of one text: `QueryRecall` with queries (Q,) in the second dimension.
+    """What one memory recalled for some queries of one text.
 
     Attributes:
-        weights: (H, Q, N). pairs: (N,). num_pairs: (Q,). bandwidth: (H, Q) or None.
+        site: the memory. queries: (Q,), their positions in the text. weights: (H, Q, N) over the stored pairs, which
+            sum to 1 (to 0 where no pair was seen). pairs: (N,), the number of each of them. num_pairs: (Q,), how many a
+            query saw. bandwidth: (H, Q), h of the kernel, in units of the distance between query and key; None for
+            attention.
+    Pairs are numbered as in `MemoryTrace`; pair i of a persistent memory is slot i (of all its banks).
     """
 
     site: Site
@@ -150,35 +132,30 @@ def recall_weights(
     """
     reading = Reading(model, input_ids, memory, **inputs)
     positions = [input_ids.shape[1] - 1] if queries is None else [int(query) for query in queries]
-    parts: dict[str, dict[int, QueryRecall]] = {}
+    parts: dict[str, dict[int, Recall]] = {}
 
-    def keep(recall: QueryRecall) -> None:
-        parts.setdefault(recall.site.name, {})[recall.query] = recall
+    def keep(recall: Recall) -> None:
+        parts.setdefault(recall.site.name, {})[int(recall.queries)] = recall
 
     observe_recalls(reading, positions, keep)
     return [_stacked([group[position] for position in positions]) for group in parts.values()]
 
 
-def _stacked(group: list[QueryRecall]) -> Recall:
+def _stacked(group: list[Recall]) -> Recall:
+    """The recalls of single queries as one."""
     pairs = torch.cat([recall.pairs for recall in group]).unique()
     weights = group[0].weights.new_zeros(len(group[0].weights), len(group), len(pairs))
     for number, recall in enumerate(group):
-        weights[:, number, torch.searchsorted(pairs, recall.pairs)] = recall.weights
+        weights[:, number, torch.searchsorted(pairs, recall.pairs)] = recall.weights[:, 0]
+    queries, num_pairs = (torch.cat([getattr(recall, name) for recall in group]) for name in ("queries", "num_pairs"))
     bandwidths = [recall.bandwidth for recall in group if recall.bandwidth is not None]
-    return Recall(
-        group[0].site,
-        torch.tensor([recall.query for recall in group]),
-        weights,
-        pairs,
-        torch.tensor([recall.num_pairs for recall in group]),
-        torch.stack(bandwidths, 1) if bandwidths else None,
-    )
+    return Recall(group[0].site, queries, weights, pairs, num_pairs, torch.cat(bandwidths, 1) if bandwidths else None)
 
 
 def observe_recalls(
     reading: Reading,
     positions: Sequence[int],
-    receive: Callable[[QueryRecall], None],
+    receive: Callable[[Recall], None],
     after_part: Callable[[Any], None] = lambda state: None,
 ) -> Tensor:
     """Call `receive` with what each memory recalled for each query, in the order of the model; returns the losses.
@@ -241,7 +218,7 @@ class _Recorder:
     """Hands on what the memories recall; a memory of several banks is one, with the mean of their weights."""
 
     def __init__(
-        self, current: CurrentSite, reading: Reading, positions: Sequence[int], receive: Callable[[QueryRecall], None]
+        self, current: CurrentSite, reading: Reading, positions: Sequence[int], receive: Callable[[Recall], None]
     ) -> None:
         self.current, self.reading, self.positions, self.receive = current, reading, positions, receive
         self.calls: list[Call] = []
@@ -271,14 +248,10 @@ class _Recorder:
             return
         for position in self._read_now():
             banks = [chosen_query_weights(call, [self.reading.part.step(position)]) for call in calls]
-            weights = torch.cat([bank.weights[0, :, 0] for bank in banks], -1) / len(banks)
+            weights = torch.cat([bank.weights[0] for bank in banks], -1) / len(banks)
             seen = sum(int(bank.num_pairs[0, 0]) for bank in banks)
-            bandwidth = banks[0].bandwidth[0, :, 0].cpu()
-            if site.kind == "persistent":
-                pairs = torch.arange(weights.shape[-1])
-                self.receive(QueryRecall(site, position, weights.cpu(), pairs, seen, bandwidth))
-            else:
-                self._receive(site, position, weights, calls[0].query_offset, seen, bandwidth)
+            offset = None if site.kind == "persistent" else calls[0].query_offset
+            self._receive(site, position, weights, offset, seen, banks[0].bandwidth[0].cpu())
 
     def attention(self, module, query, key, value, mask, scale, answers):
         """See `intercepted_attention`."""
@@ -289,7 +262,7 @@ class _Recorder:
             for position in self._read_now():
                 step = torch.tensor([self.reading.part.step(position)], device=key.device)
                 weights, seen = attention_weights(query, key, mask, scale, step)
-                self._receive(site, position, weights[0, :, 0], 0, int(seen[0, 0, 0].sum()), None)
+                self._receive(site, position, weights[0], 0, int(seen[0, 0, 0].sum()))
         return answers
 
     def returned(self, module: nn.Module, weights: Tensor) -> None:
@@ -297,19 +270,27 @@ class _Recorder:
         self.flush()
         self.site = site = next(site for site in self.current.sites.values() if site.module is module)
         for position in self._read_now():
-            row = weights[0, :, self.reading.part.step(position)]
-            self._receive(site, position, row, 0, int((row > 0).any(0).sum()), None)
+            row = weights[0][:, [self.reading.part.step(position)]]
+            self._receive(site, position, row, 0, int((row > 0).any(0).sum()))
 
     def _read_now(self) -> list[int]:
         part = self.reading.part
         return [position for position in self.positions if part.start <= position < part.end]
 
     def _receive(
-        self, site: Site, position: int, weights: Tensor, offset: int, seen: int, bandwidth: Tensor | None
+        self,
+        site: Site,
+        position: int,
+        weights: Tensor,
+        offset: int | None,
+        seen: int,
+        bandwidth: Tensor | None = None,
     ) -> None:
-        part = self.reading.part
-        pairs = part.pairs(weights.shape[-1], offset)
-        count = int((pairs < part.end).sum())  # memory tokens at the end of a segment come last, and are not seen
-        self.receive(
-            QueryRecall(site, position, weights[:, :count].cpu(), pairs[:count], seen, bandwidth, self.reading.oldest)
-        )
+        """Hand on the weights (H, 1, N) of a query; `offset`: see `Part.pairs`, None where pairs are slots."""
+        if offset is None:
+            pairs = torch.arange(weights.shape[-1])
+        else:
+            pairs = self.reading.part.pairs(weights.shape[-1], offset)
+            pairs = pairs[pairs < self.reading.part.end]  # memory tokens at the end of a segment are last, and not seen
+        query, count = torch.tensor([position]), torch.tensor([seen])
+        self.receive(Recall(site, query, weights[..., : len(pairs)].cpu(), pairs, count, bandwidth))

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tessera.base.errors import expect
-from tessera.inspection.recall import LAYER, QueryRecall, Site, find_sites, observe_recalls, own_residual
+from tessera.inspection.recall import LAYER, Recall, Site, find_sites, observe_recalls, own_residual
 from tessera.inspection.removal import Removal, without
 from tessera.inspection.segments import Lens, SegmentObserver, describe_memory
 from tessera.inspection.text import UNFINISHED, TokenTexts
@@ -89,7 +89,8 @@ def trace(
     streams = _Streams(reading, sites, positions)
     with streams.watching(), segments.watching() if segments else nullcontext():
         after = (segments.after_segment,) if segments else ()
-        losses = observe_recalls(reading, positions, lambda recall: _take(recalls, recall, share, most_pairs), *after)
+        take = partial(_take, recalls, reading, share, most_pairs)
+        losses = observe_recalls(reading, positions, take, *after)
     removing = _Removing(reading, losses, removals, [int(pair) for pair in removed_pairs])
     lens = Lens(reading.base)
     before_tokens, before_scores = lens.likeliest(streams.rows[streams.layers[sites[0].layer]], predictions)
@@ -129,11 +130,11 @@ def trace_memory(
     return Trace(_about(model), (), nothing, torch.empty(0), nothing, (), vocabulary, stored=stored)
 
 
-def _take(recalls: dict[str, _Recalls], recall: QueryRecall, share: float, most_pairs: int) -> None:
+def _take(recalls: dict[str, _Recalls], reading: Reading, share: float, most_pairs: int, recall: Recall) -> None:
     """Add what one memory recalled for one query."""
     kept = recalls.setdefault(recall.site.name, _Recalls())
     everywhere = recall.site.kind == "attention" or isinstance(recall.site.module.kernel, Gaussian)
-    for weights in recall.weights:
+    for weights in recall.weights[:, 0]:
         if everywhere:  # no sort of all pairs: behind a million it would take more memory than the weights
             values, columns = weights.topk(min(most_pairs, len(weights)))
             count = int((values.cumsum(0) < share * weights.sum()).sum()) + 1
@@ -145,11 +146,11 @@ def _take(recalls: dict[str, _Recalls], recall: QueryRecall, share: float, most_
         kept.weights += _bytes(values[:count], torch.float32)
         kept.rows.append(kept.rows[-1] + count)
         kept.share += _bytes(values[:count].sum(), torch.float32)
-    kept.num_pairs.append(recall.num_pairs)
+    kept.num_pairs.append(int(recall.num_pairs))
     missing = torch.full((len(recall.weights),), torch.nan)
     kept.bandwidth += _bytes(missing if recall.bandwidth is None else recall.bandwidth, torch.float32)
     if recall.site.kind != "persistent":
-        _add_ages(kept, recall)
+        _add_ages(kept, recall, reading.oldest)
 
 
 def _bytes(values: Tensor, dtype: torch.dtype) -> bytes:
@@ -160,16 +161,16 @@ def _tensor(values: bytearray, dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(values, dtype=dtype) if values else torch.empty(0, dtype=dtype)
 
 
-def _add_ages(kept: _Recalls, recall: QueryRecall) -> None:
+def _add_ages(kept: _Recalls, recall: Recall, oldest: int) -> None:
     """Sum the weights by age: bin a holds the pairs of age 2^a to 2^(a+1) - 1. Age 1 is the newest that can be seen."""
-    newest = recall.query + (recall.site.kind == "attention")  # attention sees its own position
+    newest = int(recall.queries) + (recall.site.kind == "attention")  # attention sees its own position
     if kept.age_sums is None:
         kept.age_sums = torch.zeros(len(recall.weights), AGE_BINS)
-    columns = (recall.pairs < newest) & (recall.pairs >= recall.oldest)
+    columns = (recall.pairs < newest) & (recall.pairs >= oldest)
     bins = (newest - recall.pairs[columns]).double().log2().floor().long()
-    kept.age_sums.index_add_(1, bins, recall.weights[:, columns].float())
+    kept.age_sums.index_add_(1, bins, recall.weights[:, 0, columns].float())
     first = 2 ** torch.arange(AGE_BINS)  # a bin's lowest age; all pairs count, also those that the memory does not see
-    kept.age_counts += ((2 * first - 1).clamp(max=newest - recall.oldest) - first + 1).clamp(min=0)
+    kept.age_counts += ((2 * first - 1).clamp(max=newest - oldest) - first + 1).clamp(min=0)
 
 
 def _recalled_fields(kept: _Recalls) -> dict[str, Tensor]:

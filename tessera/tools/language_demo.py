@@ -100,7 +100,7 @@ def _schedule(steps: int | None) -> list[str]:
     ]
 
 
-SAMPLES, SAMPLE_TOKENS, STREAM_TOKENS = 3, 160, 160
+SAMPLES, SAMPLE_TOKENS = 3, 160
 
 
 def write_report(summaries: dict[str, RunSummary], output: Path, prompt: str) -> None:
@@ -130,4 +130,4 @@ def write_report(summaries: dict[str, RunSummary], output: Path, prompt: str) ->
     print(f"\nfigure, samples, checkpoints and metrics are in {output}\n")
     name, model = next(iter(models.items()))
     print(f"{name}:", flush=True)
-    continuation(model, tokenizer, prompt, Sampling(STREAM_TOKENS, seed=1), stream=True)
+    continuation(model, tokenizer, prompt, Sampling(tokens, seed=1), stream=True)

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 from transformers import PreTrainedTokenizerFast
 
-from tessera.base.checkpoints import FOLDER, TEMPORARY, describe, differences, latest_complete
+from tessera.base.checkpoints import FOLDER, MANIFEST, TEMPORARY, checkpoints, describe, differences, latest_complete
 from tessera.base.dataclass_io import read_dataclass
 from tessera.base.errors import TesseraError, first_line
 from tessera.base.files import remove, sync, write_text_atomically, writing
@@ -283,7 +283,8 @@ def claimed(recipe: Recipe, run: Path, *, resume: bool, overwrite: bool) -> Iter
             _expect_run_or_nothing(run)
             if overwrite:
                 _expect_outside(recipe, run)
-            for folder in _make_folders(run):
+            for folder in [folder for folder in reversed((run, *run.parents)) if not folder.exists()]:
+                folder.mkdir(exist_ok=True)
                 stack.callback(_unless_begun, claim, folder.rmdir)
             is_new = not (run / LOCK).exists()
             stack.enter_context(held(run / LOCK, "Wait for it, or use another --output."))
@@ -308,7 +309,9 @@ def is_run(run: Path) -> bool:
     """Did a training run write this folder? A recipe alone, or among other files, does not make it one."""
     if not is_saved_recipe(run / RECIPE):
         return False
-    return is_lock_file(run / LOCK) or (run / RESULT).is_file() or (run / METRICS).is_file()
+    if is_lock_file(run / LOCK) or (run / RESULT).is_file() or (run / METRICS).is_file():
+        return True
+    return any((path / MANIFEST).is_file() for path in checkpoints(run))
 
 
 def is_unfinished_run_of(run: Path, recipe: Recipe) -> bool:
@@ -360,14 +363,6 @@ def _expect_outside(recipe: Recipe, run: Path) -> None:
     for key, path in sources.items():
         if path and Path(path).resolve().is_relative_to(run.resolve()):
             raise TesseraError(f"{run}: {key} must lie outside the run that --overwrite replaces; got {path}.")
-
-
-def _make_folders(run: Path) -> list[Path]:
-    """Make the folder and those above it; returns the new ones, the outermost first."""
-    missing = [folder for folder in reversed((run, *run.parents)) if not folder.exists()]
-    for folder in missing:
-        folder.mkdir(exist_ok=True)
-    return missing
 
 
 def _unless_begun(claim: Claim, undo) -> None:

@@ -128,11 +128,11 @@ def train(
             published=lambda: discard_replaced(run),
         )
         run_log = RunLog(recipe, data, MetricsFile(run / METRICS), progress, report)
+        stack.callback(run_log.close)
         if claim is not None:
             _begin(claim, checkpoints, run_log)
             processes.wait()
         _prepare(model, recipe, processes)
-        stack.callback(run_log.close)
         run_log.open(model, checkpoints.step)
         interruption = Interruption()
         with interruption.listening():

@@ -3,11 +3,11 @@
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from tqdm import tqdm
@@ -87,55 +87,44 @@ def expect_trackers(section: TrainingSection) -> None:
             ) from error
 
 
-def trackers(recipe: Recipe, run: Path, step: int) -> "list[Tracker]":
+class Tracker(NamedTuple):
+    """Hears of metrics: `log(numbers, step)` with names such as "train/loss", and at the end `close()`."""
+
+    log: Callable[[Mapping[str, Any], int], object]
+    close: Callable[[], object]
+
+
+def trackers(recipe: Recipe, run: Path, step: int) -> list[Tracker]:
     """What `training.report_to` names, for a run in folder `run` that goes on after `step`.
 
     TensorBoard's event files go to `run`/tensorboard (or to $TENSORBOARD_LOGGING_DIR); what was written after `step`
     by a process that died is not shown any more. Weights & Biases is told by its own environment variables
     (WANDB_PROJECT, WANDB_MODE, ...) where to write.
     """
-    known: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+    known = {"tensorboard": _tensorboard, "wandb": _wandb}
     return [known[name](recipe, run, step) for name in recipe.training.report_to]
 
 
-class TensorBoard:
-    """Event files; metrics go there beside metrics.jsonl."""
+def _tensorboard(recipe: Recipe, run: Path, step: int) -> Tracker:
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, recipe: Recipe, run: Path, step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+    folder = os.path.expanduser(os.environ.get("TENSORBOARD_LOGGING_DIR") or run / EVENTS)
+    writer = SummaryWriter(folder, purge_step=step + 1)
 
-        folder = os.path.expanduser(os.environ.get("TENSORBOARD_LOGGING_DIR") or run / EVENTS)
-        self._writer = SummaryWriter(folder, purge_step=step + 1)
-
-    def log(self, values: Mapping[str, Any], step: int) -> None:
-        """Numbers by their names, such as "train/loss", after a step."""
+    def log(values: Mapping[str, Any], step: int) -> None:
+        """Also onto the disk: the process may be killed."""
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+            writer.add_scalar(name, value, step)
+        writer.flush()
 
-    def close(self) -> None:
-        """Write what is not written yet."""
-        self._writer.close()
+    return Tracker(log, writer.close)
 
 
-class WeightsAndBiases:
-    """A run of its own there, under the recipe's name."""
+def _wandb(recipe: Recipe, run: Path, step: int) -> Tracker:
+    import wandb  # type: ignore[import-not-found]
 
-    def __init__(self, recipe: Recipe, run: Path, step: int) -> None:
-        import wandb  # type: ignore[import-not-found]
-
-        self._run = wandb.init(name=recipe.name, config=recipe_to_dict(recipe))
-
-    def log(self, values: Mapping[str, Any], step: int) -> None:
-        """As `TensorBoard.log`."""
-        self._run.log(values, step=step)
-
-    def close(self) -> None:
-        """As `TensorBoard.close`."""
-        self._run.finish()
-
-
-Tracker = TensorBoard | WeightsAndBiases
+    started = wandb.init(name=recipe.name, config=recipe_to_dict(recipe))
+    return Tracker(lambda values, step: started.log(values, step=step), started.finish)
 
 
 def sizes(recipe: Recipe, model: nn.Module, segment: int, done: int) -> str:

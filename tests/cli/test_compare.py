@@ -19,7 +19,8 @@ def runs(run_folder, tmp_path):
     for name in ("run.json", "model.safetensors", "config.json"):
         (stopped / name).unlink()
     fresh.mkdir()
-    shutil.copy(run_folder / "recipe.yaml", fresh)
+    for name in ("recipe.yaml", "run.lock"):
+        shutil.copy(run_folder / name, fresh)
     return run_folder, stopped, fresh
 
 

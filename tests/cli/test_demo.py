@@ -124,7 +124,7 @@ def small_stories(tmp_path_factory):
 
 @pytest.mark.grid
 def test_the_demo_leaves_both_runs_and_their_comparison(done, tmp_path, small_stories, monkeypatch):
-    monkeypatch.setattr(language_demo, "STREAM_TOKENS", 20)
+    monkeypatch.setattr(language_demo, "SAMPLE_TOKENS", 20)
     output = tmp_path / "demo"
     out, _ = done(*LANGUAGE, *SCHEDULE, small_stories, "--output", output, "--prompt", "A king")
     for run in ("mosaic", "transformer"):

@@ -43,34 +43,22 @@ CONFIGS |= {"falcon": falcon, "deepseek": deepseek}
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_flops_are_those_of_a_forward_pass(name):
+def test_flops_parts_and_memory_are_those_of_a_forward_pass(name):
     config = CONFIGS[name]()
     config._attn_implementation = "eager"
-    model = hf.AutoModelForCausalLM.from_config(config).eval()
+    model, ids = hf.AutoModelForCausalLM.from_config(config).eval(), torch.zeros(1, LENGTH, dtype=torch.long)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(input_ids=torch.zeros(1, LENGTH, dtype=torch.long), use_cache=False)
-    counted = account(config, LENGTH).flops_per_token
+        model(input_ids=ids, use_cache=False)
+    counted = account(config, LENGTH, torch.float32)
     # rotary tables and ALiBi are the only other products: well under two per cent
-    assert counter.get_total_flops() / LENGTH == pytest.approx(counted, rel=0.02)
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_parts_add_up_and_are_all_named(name):
-    counted = account(CONFIGS[name](), LENGTH)
-    model = hf.AutoModelForCausalLM.from_config(CONFIGS[name]())
+    assert counter.get_total_flops() / LENGTH == pytest.approx(counted.flops_per_token, rel=0.02)
     assert sum(counted.parameters_by_part.values()) == counted.parameters == model.num_parameters()
     assert "other" not in counted.parameters_by_part
     assert counted.parameters_by_part["attention"] > 0
     assert counted.parameters_by_part["feed-forward"] > 0
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_memory_is_that_of_the_cache(name):
-    config = CONFIGS[name]()
-    model = hf.AutoModelForCausalLM.from_config(config).eval()
-    cache = model(input_ids=torch.zeros(1, LENGTH, dtype=torch.long), use_cache=True).past_key_values
+    cache = model(input_ids=ids, use_cache=True).past_key_values
     held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    assert account(config, LENGTH, torch.float32).state_bytes_per_1000_tokens == held / LENGTH * 1000
+    assert counted.state_bytes_per_1000_tokens == held / LENGTH * 1000
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -1,25 +1,38 @@
 """`tessera train` by several processes, and what its runs and an interruption leave."""
 
 import json
+import os
 import shutil
 import socket
 import subprocess
 import sys
 
+LAUNCHERS = {
+    "torchrun": "torch.distributed.run --nproc_per_node={} --master_port={} -m",
+    # As on a machine with several GPUs; without any, accelerate's processes talk by gloo too.
+    "accelerate": "accelerate.commands.launch --multi_gpu --num_machines=1 --mixed_precision=no --dynamo_backend=no "
+    "--num_processes={} --main_process_port={} --module",
+}
 
-def start(processes, recipe, run, *options):
-    """The command, under way."""
+
+def free_port():
+    """One that nobody listens at."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}", f"--master_port={port}"]
-    command += ["-m", "tessera.cli.main", "train", str(recipe), *options, "--output", str(run)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        return free.getsockname()[1]
 
 
-def train_by(processes, recipe, run, *options):
+def start(processes, recipe, run, *options, launcher="torchrun"):
+    """The command, under way."""
+    command = [sys.executable, "-m", *LAUNCHERS[launcher].format(processes, free_port()).split()]
+    command += ["tessera.cli.main", "train", str(recipe), *options, "--output", str(run)]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def train_by(processes, recipe, run, *options, launcher="torchrun"):
     """The command, to its end."""
-    process = start(processes, recipe, run, *options)
+    process = start(processes, recipe, run, *options, launcher=launcher)
     _, error = process.communicate(timeout=900)
     assert process.returncode == 0, error[-3000:]
 

@@ -69,12 +69,6 @@ def test_decay_rates_and_what_is_marked_do_not_decay():
     assert kept == {"backbone.layers.0.mixer.A_log", "lm_head.weight"}
 
 
-def test_scalars_can_learn_faster():
-    actual = groups_by_name(TrainingSection(learning_rate=0.5, scalar_learning_rate_scale=10.0))
-    assert {name for name, (_, rate) in actual.items() if rate == 5.0} == {"rates"}
-    assert {rate for name, (_, rate) in actual.items() if name != "rates"} == {0.5}
-
-
 def test_scalars_of_some_names_have_their_own_rates():
     config = MemoryMosaicConfig(vocab_size=9, hidden_size=8, num_layers=1, num_heads=2, num_persistent_slots=2)
     model = MemoryMosaicForCausalLM(config)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from functools import partial
 
 import pytest
@@ -12,7 +13,7 @@ from tessera.models.saving.loading import load_model
 from tessera.recipes.recipe import read_recipe
 from tessera.training import folder as replacing
 from tessera.training.run import train
-from tests.refusals import refused
+from tests.refusals import refused, refused_in_a_line
 
 REPLACED = "replaced-run"
 
@@ -30,26 +31,33 @@ def contents(folder):
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+SIZES = "hidden_size: 16, num_heads: 2, num_layers: 1"
+
+
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("overrides", "message"),
     [
-        ("data.source=/typo", "no such text file"),
-        ("data.context=100000", "at least one context of 100000"),
-        ("data.context=900", "the validation text must hold"),
-        ("training.initialize_from=nowhere", "no such folder"),
-        ("training.initialize_from={run}", "training.initialize_from must lie outside the run"),
-        ("tokenizer={{type: pretrained, path: {run}}}", "tokenizer.path must lie outside the run"),
-        ("tokenizer={{type: pretrained, path: no/such/model}}", "which does not exist"),
-        (
-            "model={{type: transformer, hidden_size: 16, num_heads: 2, num_layers: 1}} data.document_ids=true",
-            "document",
-        ),
+        ("data.source=nowhere.txt", "'nowhere.txt': no such text file"),
+        ("data.context=100000", "the training text must hold at least one context of 100000 tokens; got"),
+        ("data.context=900", "the validation text must hold at least one context of 900"),
+        ("data.split=test", "data: split must be left out for"),
+        ("data.validation_split=test", "data: validation_split must be left out for"),
+        ("model.vocab_size=200", "model.vocab_size must be at least the tokenizer's"),
+        ("model={type: gpt2, n_embd: 16, n_head: 2, n_layer: 1, n_positions: 8}", "at least data.context (16); got 8"),
+        ("training.trainer={tf32: true}", "training.trainer is not a known key"),
+        ("training.initialize_from=nowhere", "nowhere: no such folder"),
+        ("training.initialize_from=RUN", "training.initialize_from must lie outside the run"),
+        ("tokenizer={type: pretrained, path: RUN}", "tokenizer.path must lie outside the run"),
+        ("tokenizer={type: pretrained, path: no/such/model}", "'no/such/model', which does not exist"),
+        (f"model={{type: transformer, {SIZES}}} data.document_ids=true", "must be false for model type transformer"),
+        ("model={type: lstm, hidden_size: 16} training.gradient_checkpointing=true", "be false for model type lstm"),
     ],
 )
-def test_a_refused_command_deletes_nothing(go, tmp_path, override, message):
+def test_a_refused_command_names_the_culprit_and_deletes_nothing(go, tmp_path, overrides, message):
     go()
     before = contents(tmp_path / "run")
-    refused(message, go, *override.format(run=tmp_path / "run").split(" data."), overwrite=True)
+    words = re.split(r" (?=data\.|training\.)", overrides.replace("RUN", str(tmp_path / "run")))
+    refused_in_a_line(message, go, *words, overwrite=True)
     assert contents(tmp_path / "run") == before
 
 
@@ -62,15 +70,17 @@ def test_a_refused_new_run_leaves_nothing(go, tmp_path):
     go(folder="a/b/run")
 
 
-def test_a_persons_project_with_a_recipe_is_not_a_run(recipe_file, tmp_path):
+@pytest.mark.parametrize("has_recipe", [True, False])
+def test_a_persons_project_is_not_a_run(recipe_file, tmp_path, has_recipe):
     project = tmp_path / "project"
     project.mkdir()
-    (project / "recipe.yaml").write_text(recipe_file.read_text() + "seed: 0\n")
+    if has_recipe:
+        (project / "recipe.yaml").write_text(recipe_file.read_text() + "seed: 0\n")
     (project / "thesis.tex").write_text("years of work")
     before = contents(project)
     for options in ({"overwrite": True}, {"resume": True}, {}):
         with pytest.raises(TesseraError, match="a folder with other files"):
-            train(read_recipe(project / "recipe.yaml"), project, progress=False, **options)
+            train(read_recipe(recipe_file, ["seed=0"]), project, progress=False, **options)
         assert contents(project) == before
 
 

@@ -16,6 +16,7 @@ from tessera.training import training_data
 from tessera.training.initial_model import starting_model
 from tessera.training.model_card import is_generated_card
 from tessera.training.optimizer import parameter_groups
+from tessera.training.run import train
 from tessera.training.run_log import MetricsFile
 from tests.covering import some
 from tests.refusals import refused
@@ -293,3 +294,22 @@ def test_intervals_may_change_on_resume_and_nothing_else(go, stop_after, tmp_pat
 
 def test_a_few_steps_need_no_second_key(go):
     assert go("training.steps=1").steps == 1  # the recipe's warm-up has two
+
+
+def test_sizes_come_before_the_first_step(recipe_file, tmp_path, capsys, change_losses):
+    """Also without a terminal."""
+    before = []
+
+    def heard(step, loss):
+        before.append(capsys.readouterr().err)
+        return loss
+
+    change_losses(heard)
+    summary, tokens = train(read_recipe(recipe_file, ["training.steps=12"]), tmp_path / "run"), 12 * 4 * 16
+    assert f"tiny: {summary.parameters:,} parameters, {tokens} training tokens" in before[0]
+    assert f"({tokens / summary.parameters:.3g} per parameter), 12 steps (Ctrl-C stops; --resume goes on)" in before[0]
+
+
+def test_without_progress_nothing_is_said(go, capfd):
+    go("training.steps=12")
+    assert "parameters" not in capfd.readouterr().err  # with the bars of transformers

@@ -2,9 +2,6 @@
 
 import os
 import shutil
-import socket
-import subprocess
-import sys
 import time
 import traceback
 from datetime import timedelta
@@ -20,7 +17,7 @@ from tessera.training.distributed import SINGLE_PROCESS, init_processes
 from tessera.training.loop import StagePlan, TrainingLog, train_stages
 from tessera.training.optimizer import FitOptions
 from tests.short_books import beginnings  # noqa: F401 (a fixture)
-from tests.training.processes import metrics
+from tests.training.processes import free_port, metrics, train_by
 
 RECIPE = """
 model: {type: memory_mosaic_v2, hidden_size: 32, num_layers: 2, num_heads: 2, intermediate_size: 48,
@@ -49,36 +46,16 @@ STAGES = {
         "[{length: 2, steps: 2}, {length: 3, steps: 2, model: {gate_penalty: 0.5}}]",
     ),
 }
-LAUNCHERS = {
-    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port={port}", "-m"],
-    # As on a machine with two GPUs; without any, accelerate's processes talk by gloo too.
-    "accelerate": [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"]
-    + ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port={port}", "--module"],
-}
 
 
-def train(recipe, run, launcher, *options):
-    if launcher == "one process":
-        assert main(["train", str(recipe), "--output", str(run)]) == 0
-        return
-    if launcher == "forks":
-        by_forks(lambda: main(["train", str(recipe), "--output", str(run), *options]))
-        return
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [part.format(port=port) for part in LAUNCHERS[launcher]]
-    command += ["tessera.cli.main", "train", str(recipe), "--output", str(run), *options]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr[-3000:]
+def train(recipe, run, *options):
+    assert main(["train", str(recipe), "--output", str(run), *options]) == 0
+    return 0
 
 
 def by_forks(call):
     """`call()`, a command's status, in two forks of this process, which has imported what takes others seconds."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     children = []
     for rank in "01":
         children.append(os.fork())
@@ -152,8 +129,8 @@ def test_two_processes_train_as_one_with_the_whole_batch(tmp_path, launcher):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(RECIPE % (tmp_path / "text.txt"))
     one, two = tmp_path / "one", tmp_path / "two"
-    train(recipe, one, "one process")
-    train(recipe, two, launcher)
+    train(recipe, one)
+    train_by(2, recipe, two, launcher=launcher)
     for name in ("loss", "validation_loss", "gradient_norm"):
         assert metrics(two, name) == pytest.approx(metrics(one, name), rel=1e-6), name
     expected, actual = load_file(one / "model.safetensors"), load_file(two / "model.safetensors")
@@ -172,8 +149,8 @@ def test_two_processes_train_in_stages_as_one_with_the_whole_batch(tmp_path, dat
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(ARMT % (section.replace("BOOKS", str(beginnings["stories"])), stages))
     one, two = tmp_path / "one", tmp_path / "two"
-    train(recipe, one, "one process")
-    train(recipe, two, "forks")
+    train(recipe, one)
+    by_forks(lambda: train(recipe, two))
     for name in ("loss", "validation_loss", "validation_penalty", "validation_exact_match", "tokens"):
         assert metrics(two, name) == pytest.approx(metrics(one, name), rel=1e-5), name
     assert metrics(two, "validation_penalty")
@@ -183,5 +160,5 @@ def test_two_processes_train_in_stages_as_one_with_the_whole_batch(tmp_path, dat
         torch.testing.assert_close(actual[name], weight, rtol=0, atol=2e-5)
     (two / "run.json").unlink()
     shutil.rmtree(latest_complete(two)[0])
-    train(recipe, two, "forks", "--resume")
+    by_forks(lambda: train(recipe, two, "--resume"))
     assert all(torch.equal(load_file(two / "model.safetensors")[name], actual[name]) for name in actual)

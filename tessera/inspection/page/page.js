@@ -244,7 +244,6 @@ class Text {
     this.makeAround(this.chosen());
     for (const span of this.marked) { span.style.backgroundColor = ""; span.classList.remove("here"); }
     this.marked = [];
-    const { pairs, weights } = recalled(this.place, this.place.token);
     const put = (token, style) => {
       const span = this.spans[token];
       if (span) { style(span); this.marked.push(span); }
@@ -260,8 +259,8 @@ class Text {
       return;
     }
     if (inText(memory)) {
-      const largest = largestOf(weights.slice(0, 1));
-      pairs.forEach((pair, index) => shade(pair, weights[index] / largest));
+      const { pairs, weights } = recalled(this.place, this.place.token);
+      pairs.forEach((pair, index) => shade(pair, weights[index] / weights[0]));
     } else if (memory.kind === "association") {
       const [begin, end] = segmentAround(this.trace, this.place.token), reads = readsOf(this.trace, memory.layer, begin, end);
       const largest = largestOf(reads);
