@@ -13,6 +13,7 @@ from transformers.masking_utils import sdpa_mask
 from tessera.base.errors import TesseraError
 from tessera.base.precision import without_autocast
 from tessera.models.attention import ATTENTION_KERNELS
+from tessera.ops.kernel_regression.interception import of_this_thread
 
 NAME = "tessera_intercepted"
 # query (B, H, T, D), key and value (B, H, N, D), mask (broadcast to (B, H, T, N)) or None for causal, scale, answers
@@ -64,6 +65,7 @@ def returned_weights(modules: Sequence[nn.Module], receive: Callable[[nn.Module,
     Raises `TesseraError`: a module that returns none.
     """
 
+    @of_this_thread
     def hook(module: nn.Module, arguments: tuple, output: object) -> None:
         weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
         if not (isinstance(weights, Tensor) and weights.dim() == 4):

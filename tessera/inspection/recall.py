@@ -25,6 +25,7 @@ from tessera.memories.association import AssociationMemory
 from tessera.models.recurrence import MemoryState
 from tessera.models.stack_state import StackState
 from tessera.ops.kernel_regression import Call, chosen_query_weights, intercepted
+from tessera.ops.kernel_regression.interception import of_this_thread
 
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|memories)\.(\d+)\.")
 ATTENTION = re.compile(r"(?:^|\.)(attn|attention|self_attn|self_attention)$")
@@ -172,7 +173,9 @@ def observe_recalls(
         recorder = _Recorder(current, reading, positions, receive)
         stack.enter_context(intercepted(recorder.regression))
         for site in current.sites.values():
-            stack.enter_context(site.module.register_forward_pre_hook(partial(recorder.once, site.name)))
+            stack.enter_context(
+                site.module.register_forward_pre_hook(of_this_thread(partial(recorder.once, site.name)))
+            )
         attentions = [site.module for site in current.sites.values() if site.kind == "attention"]
         if attentions and is_exchangeable(reading.base):
             stack.enter_context(intercepted_attention(reading.base, recorder.attention))
@@ -209,8 +212,8 @@ def running_sites(sites: Sequence[Site]) -> Iterator[CurrentSite]:
     current = CurrentSite(sites)
     with ExitStack() as stack:
         for site in sites:
-            stack.enter_context(site.module.register_forward_pre_hook(partial(current.become, site)))
-            stack.enter_context(site.module.register_forward_hook(partial(current.become, None)))
+            stack.enter_context(site.module.register_forward_pre_hook(of_this_thread(partial(current.become, site))))
+            stack.enter_context(site.module.register_forward_hook(of_this_thread(partial(current.become, None))))
         yield current
 
 

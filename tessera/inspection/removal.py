@@ -15,7 +15,7 @@ from tessera.inspection.watched_text import Reading
 from tessera.models.recurrence import MemoryState
 from tessera.models.stack_state import StackState
 from tessera.ops.kernel_regression import Call, intercepted
-from tessera.ops.kernel_regression.interception import Run
+from tessera.ops.kernel_regression.interception import Run, of_this_thread
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def without(reading: Reading, removal: Removal | None) -> Iterator[None]:
     if removal is None:
         yield
     elif removal.head is None and removal.pair is None:
-        with removal.site.module.register_forward_hook(_add_nothing):
+        with removal.site.module.register_forward_hook(of_this_thread(_add_nothing)):
             yield
     else:
         expect(removal.site.recalls, "loss_of", "removal", "be a memory with heads", removal.site.name)

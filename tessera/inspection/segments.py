@@ -17,6 +17,7 @@ from tessera.memories.association import AssociationMemory, AssociationState
 from tessera.models.causality import evaluating, trial_tokens
 from tessera.models.recurrence import MemoryState, SegmentedForCausalLM
 from tessera.ops.association_matrix import read_association
+from tessera.ops.kernel_regression.interception import of_this_thread
 
 
 class SegmentObserver:
@@ -39,6 +40,7 @@ class SegmentObserver:
     def watching(self) -> Iterator[None]:
         """While it lasts, the last outputs of every memory and of its projections are kept."""
 
+        @of_this_thread
         def keep(module: nn.Module, arguments: tuple, output: Tensor) -> None:
             self.outputs[module] = output
 
@@ -119,7 +121,8 @@ class Lens:
         self.scale = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1)
         self.cap = getattr(config, "final_logit_softcapping", None)
         normed: list[Tensor] = []
-        with evaluating(model), self.norm.register_forward_hook(lambda *call: normed.append(call[2])):
+        take = of_this_thread(lambda *call: normed.append(call[2]))
+        with evaluating(model), self.norm.register_forward_hook(take):
             logits = model(trial_tokens(model), use_cache=False).logits
         rounding = 1e-4 + 4 * torch.finfo(logits.dtype).eps * logits.abs().max()
         expected = logits.float().log_softmax(-1)

@@ -24,6 +24,7 @@ from tessera.layers.key_extractors import GatedKeyExtractor, LeakyKeyExtractor
 from tessera.models.recurrence import MemoryState
 from tessera.models.sizes import num_parameters
 from tessera.models.stack_state import StackState
+from tessera.ops.kernel_regression.interception import of_this_thread
 
 AGE_BINS = 48  # ages up to 2^48
 REMOVALS = ("none", "memories", "heads")
@@ -205,14 +206,18 @@ class _Streams:
         """While it lasts, a text that is read is watched."""
         modules = dict(self.reading.model.named_modules())
         with ExitStack() as stack:
-            keep = stack.enter_context
+
+            def keep_output(module: nn.Module, name: str) -> None:
+                stack.enter_context(module.register_forward_hook(of_this_thread(partial(self._take_output, name))))
+
             for name in self.layers.values():
-                keep(modules[name].register_forward_pre_hook(partial(self._take_input, name), with_kwargs=True))
+                take = of_this_thread(partial(self._take_input, name))
+                stack.enter_context(modules[name].register_forward_pre_hook(take, with_kwargs=True))
             for site in self.sites:
-                keep(site.module.register_forward_hook(partial(self._take_output, site.name)))
+                keep_output(site.module, site.name)
                 extractor = getattr(site.module, "key_extractor", None)
                 if isinstance(extractor, GatedKeyExtractor):
-                    keep(extractor.decay.register_forward_hook(partial(self._take_output, site.name + DECAY)))
+                    keep_output(extractor.decay, site.name + DECAY)
             yield
 
     def leak(self, site: Site) -> Tensor | None:

@@ -90,8 +90,8 @@ class Memory:
 
     def verify(self) -> None:
         """Read the file that was loaded, once. Raises `TesseraError` where it is not as it was stored."""
-        if self._unchecked is not None:
-            values = self._unchecked.values("cpu" if self.model is None else self.model.device)
+        if (unchecked := self._unchecked) is not None:  # another thread may read it, too
+            values = unchecked.values("cpu" if self.model is None else self.model.device)
             self.documents, self._unchecked = tuple(Document(**fields) for fields in values["documents"]), None
 
     def read(
@@ -187,7 +187,8 @@ class Memory:
         of_one, kinds = self.owner == other.owner, f"{self.kind} and another {other.kind}"
         expect(of_one, "merge", "memories", "be of one model", kinds)
         both = [name for name in other.names if name in self.names]
-        expect(not both, "merge", "documents", "have different names", f"two of {', '.join(map(repr, both))}")
+        got, advice = f"two of {', '.join(map(repr, both))}", "Forget one of the two first."
+        expect(not both, "merge", "documents", "have different names", got, advice)
         self.verify()
         other.verify()
         if self.is_of_pairs:

@@ -1,5 +1,6 @@
 """A memory beside any decoder, without training: `tessera.attach`."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,7 +31,7 @@ class Attached:
     def __init__(self, model: PreTrainedModel, tokenizer: Any, memory: TokenMemory, window: int) -> None:
         self.model, self.tokenizer, self.memory, self.window = model, tokenizer, memory, window
         self._fingerprint = Fingerprint()
-        self._read: list[tuple[Tensor, Tensor]] | None = None
+        self._read: dict[int, list[tuple[Tensor, Tensor]]] = {}  # by the thread that reads; others ask meanwhile
         head = model.get_output_embeddings()
         expect(isinstance(head, nn.Module), "attach", "model", "have an output layer", type(model).__name__)
         expect_causal(model, "attach")
@@ -98,8 +99,8 @@ class Attached:
         return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
     def _add(self, head: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor | None:
-        if self._read is not None:
-            self._read.append((inputs[0], logits))
+        if (seen := self._read.get(threading.get_ident())) is not None:
+            seen.append((inputs[0], logits))
             return None
         return self._own_memory(begins=logits.shape[1] > 1).mixed(inputs[0], logits)
 
@@ -112,11 +113,12 @@ class Attached:
     @contextmanager
     def _recording(self) -> Iterator[list[tuple[Tensor, Tensor]]]:
         """What the output layer is given and gives, without memory."""
-        self._read = []
+        reader = threading.get_ident()
+        self._read[reader] = []
         try:
-            yield self._read
+            yield self._read[reader]
         finally:
-            self._read = None
+            del self._read[reader]
 
     @torch.no_grad()
     def _expect_last(self, head: nn.Module) -> None:

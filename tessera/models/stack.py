@@ -35,6 +35,7 @@ from tessera.models.padded_rows import LayersRead, is_between_tokens, read_rows,
 from tessera.models.saving.beside_weights import SavesWithCode
 from tessera.models.stack_state import Prefix, StackState, last_document, read_documents
 from tessera.ops.kernel_regression import Call, intercepted, reference
+from tessera.ops.kernel_regression.interception import of_this_thread
 from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
 
 
@@ -116,6 +117,7 @@ def recorded_weights(stack: nn.Module) -> Iterator[list[list[Tensor]]]:
     """
     recorded: list[list[Tensor]] = []
 
+    @of_this_thread
     def begin(module: nn.Module, arguments: tuple) -> None:
         recorded.append([])
 

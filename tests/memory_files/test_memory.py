@@ -357,7 +357,7 @@ def test_what_cannot_be_is_said(tmp_path):
     for mistake, match in [
         (lambda: read.read("again", "kings"), "the name of a document must be new; got 'kings'"),
         (lambda: read.forget("queen"), "be one of 'kings'; got 'queen'"),
-        (lambda: read.merge(memory(model, "kings")), "different names; got two of 'kings'"),
+        (lambda: read.merge(memory(model, "kings")), "different names; got two of 'kings'. Forget one of the two"),
         (lambda: read.merge(memory(make("llama"), "queen")), "be of one model; got gpt2 and another llama"),
         (lambda: read.read(""), "must hold text"),
         (lambda: read.read(Path("none.txt")), "none.txt: cannot be read"),

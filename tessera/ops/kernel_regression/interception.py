@@ -3,6 +3,8 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from typing import Any
 
 from torch import Tensor
 
@@ -40,6 +42,17 @@ def run_intercepted(call: Call, run: Run) -> Tensor:
 
 def _around(interceptor: Interceptor, run: Run) -> Run:
     return lambda call: interceptor(call, run)
+
+
+def of_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook of a module that does nothing in other threads, whose calls of the module PyTorch hands to it, too."""
+    owner = threading.get_ident()
+
+    @wraps(hook)
+    def called(*call: Any, **keywords: Any) -> Any:
+        return hook(*call, **keywords) if threading.get_ident() == owner else None
+
+    return called
 
 
 def is_active() -> bool:

@@ -1,0 +1,113 @@
+"""Looking into a model while other threads use it, as in a server: neither sees the other."""
+
+import threading
+
+import pytest
+import torch
+
+import tessera
+from tessera.data.tokenizers import byte_tokenizer
+from tessera.inspection import Removal, find_sites, loss_of, trace
+from tessera.inspection.recall import recall_weights
+from tests.inspection.models import IDS, build, gpt2, v1, v2
+
+OTHER = IDS.flip(1)[:, :11]
+
+
+def armt():
+    base = build(gpt2(), scale=0.5)
+    return tessera.wrap(base, segment_size=8, num_memory_tokens=2, memory_dim=4).eval()
+
+
+def recalled(model):
+    return [recall.weights for recall in recall_weights(model, IDS, [3, 20])]
+
+
+def without_a_memory(model):
+    return [loss_of(model, IDS, Removal(find_sites(model)[0]))]
+
+
+def without_a_head(model):
+    return [loss_of(model, IDS, Removal(find_sites(model)[0], head=1))]
+
+
+def traced(model):
+    memories = trace(model, IDS).memories
+    return [value for memory in memories for value in vars(memory).values() if isinstance(value, torch.Tensor)]
+
+
+def all_weights(model):
+    return list(model(IDS, output_attentions=True).attentions)
+
+
+def attached(model):
+    with tessera.attach(model, kernel="biweight", window=16) as attached:
+        memory = attached.read(IDS[0]).memory
+    return [memory.index.pairs.keys, memory.index.pairs.values, memory.mixture.losses]
+
+
+CASES = [
+    *((build_model, look) for build_model in (v1, v2) for look in (recalled, without_a_memory, without_a_head, traced)),
+    (v1, all_weights),
+    (gpt2, recalled),
+    (gpt2, without_a_memory),
+    (armt, traced),
+]
+
+
+@pytest.mark.parametrize(("kind", "look"), [*CASES, (gpt2, attached)])
+def test_another_thread_asks_the_model_meanwhile(kind, look):
+    model = kind() if kind is armt else build(kind(), scale=0.5)
+    with torch.no_grad():
+        seen, answered = look(model), model(OTHER).logits
+    looking, meanwhile = threading.get_ident(), []
+
+    @torch.no_grad()
+    def ask():
+        meanwhile.append(model(OTHER).logits)
+
+    def interrupt(*call):
+        if threading.get_ident() == looking:
+            other = threading.Thread(target=ask)
+            other.start()
+            other.join()
+
+    last_layer = model.get_input_embeddings() if kind is armt else _last_layer(model)
+    with torch.no_grad(), last_layer.register_forward_pre_hook(interrupt):
+        again = look(model)
+    assert meanwhile, "nobody asked"
+    for logits in meanwhile:
+        if look is not attached:  # where the memory stands beside the model for all
+            assert torch.equal(logits, answered)
+    for one, other in zip(seen, again, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def test_citations_of_questions_that_are_asked_at_the_same_time():
+    tokenizer = byte_tokenizer()
+    model = build(v1(vocab_size=len(tokenizer)), scale=0.5)
+    memory = tessera.Memory(model, tokenizer)
+    memory.read("The king lives in Rome. The queen lives in Bonn. The cook lives in Oslo.")
+    questions = [f"Where is {who}?" for who in ("the king", "the queen", "the cook", "nobody")]
+
+    def cited(question):
+        return memory.ask(question, cite=2, max_new_tokens=3).citations
+
+    expected, got = [cited(question) for question in questions], {}
+    start = threading.Barrier(len(questions))
+
+    def ask(question):
+        start.wait()
+        got[question] = [cited(question) for _ in range(3)]
+
+    threads = [threading.Thread(target=ask, args=(question,)) for question in questions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == {question: [citations] * 3 for question, citations in zip(questions, expected)}
+
+
+def _last_layer(model):
+    layers = getattr(model.base_model, "layers", None)
+    return (model.transformer.h if layers is None else layers)[-1]
