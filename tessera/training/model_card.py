@@ -1,6 +1,7 @@
 """What came out of a run, and README.md beside its weights: the card of a saved model, with what the run knows."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,11 @@ class RunSummary:
         return f"validation loss {self.validation_loss:.4f} nats/token{bits}"
 
 
-def model_card(recipe: Recipe, summary: RunSummary) -> str:
-    """The card of a finished run, in Markdown; names from the recipe are quoted, paths without their folders."""
+def model_card(recipe: Recipe, summary: RunSummary, own: Sequence[str] = ()) -> str:
+    """The card of a finished run, in Markdown; names from the recipe are quoted, paths without their folders.
+
+    `own`: see `own_modules`.
+    """
     task, lengths = recipe.data.task, "growing numbers of" if recipe.training.curriculum else recipe.data.context
     batches = f"{summary.steps:,} steps of {recipe.training.batch_size} sequences of {lengths} tokens"
     training = {
@@ -68,6 +72,7 @@ def model_card(recipe: Recipe, summary: RunSummary) -> str:
         parameters=summary.parameters,
         origin="trained with Tessera",
         run=True,
+        own=own,
         command=task and 'tessera ask FOLDER "QUESTION" --text FILE',
         training=f"{_table(' ', training)}\n\n{RECORDS}",
         evaluation=_table(" on the validation text ", measured),
@@ -93,11 +98,11 @@ def _learning_rate(recipe: Recipe) -> str:
     return f"{training.learning_rate:g}, {training.warmup:,} steps of warm-up"
 
 
-def write_model_card(folder: Path, recipe: Recipe, summary: RunSummary) -> None:
+def write_model_card(folder: Path, recipe: Recipe, summary: RunSummary, own: Sequence[str] = ()) -> None:
     """Write README.md into `folder`, unless somebody wrote one of their own."""
     path = folder / CARD
     if not path.exists() or is_generated_card(path):
-        write_text_atomically(path, model_card(recipe, summary))
+        write_text_atomically(path, model_card(recipe, summary, own))
 
 
 def is_generated_card(path: Path) -> bool:

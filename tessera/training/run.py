@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from tessera.base.arguments import explain_all
 from tessera.base.files import remove, sync, write_text_atomically, writing
 from tessera.evaluation.provenance import provenance
-from tessera.models.saving.beside_weights import CARD
+from tessera.models.saving.beside_weights import CARD, own_modules
 from tessera.models.saving.loading import model_folder
 from tessera.models.sizes import num_parameters
 from tessera.recipes.recipe import recipe_to_dict
@@ -190,7 +190,7 @@ def publish_model(run: Path, model: PreTrainedModel, data: TrainingData, summary
             model.save_pretrained(temporary)
         if data.processes.is_first:
             _move_into_run(temporary, run)
-            write_model_card(run, recipe, summary)
+            write_model_card(run, recipe, summary, own_modules(model))
             made_with = provenance(configuration=recipe_to_dict(recipe), seed=recipe.seed, wall_seconds=seconds)
             result = {"result": asdict(summary), "provenance": made_with}
             write_text_atomically(run / RESULT, json.dumps(result, indent=1) + "\n")

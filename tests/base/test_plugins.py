@@ -117,6 +117,15 @@ def test_models_of_the_library_and_of_another_package_are_known_to_the_auto_clas
     assert all(line.startswith("model.num_heads must be a positive integer") for line in lines[4:])
 
 
+@pytest.mark.parametrize("verb", ["info", "generate"])
+def test_a_model_of_an_unknown_type_names_the_option_that_imports_it(tmp_path, capsys, verb):
+    (tmp_path / "config.json").write_text('{"model_type": "nobody_registered_this"}')
+    (tmp_path / "model.safetensors").touch()
+    assert main([verb, str(tmp_path), *(["--prompt", "a"] if verb == "generate" else [])]) == 2
+    assert "nobody_registered_this" in (err := capsys.readouterr().err)
+    assert err.endswith(f"{plugins.ADVICE}\n")
+
+
 def test_import_makes_a_kernel_known_to_recipes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kernel_of_a_test.py").write_text(KERNEL.format(name="mine"))

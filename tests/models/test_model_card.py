@@ -132,6 +132,82 @@ def test_a_folder_with_code_loads_without_import_tessera_where_its_user_trusts_i
         assert type(AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False)) is type(model)
 
 
+OWN = """
+from dataclasses import dataclass
+import tessera
+from tessera.kernels import KERNELS, Gaussian
+from tessera.models import register_model
+
+@KERNELS.register("own_kernel")
+@dataclass(frozen=True)
+class OwnKernel(Gaussian):
+    name = "own_kernel"
+
+class OwnConfig(tessera.MemoryMosaicConfig):
+    model_type = "own_mosaic"
+
+class OwnForCausalLM(tessera.MemoryMosaicForCausalLM):
+    config_class = OwnConfig
+
+register_model(OwnConfig, OwnForCausalLM)
+"""
+SAVE = f"""
+import sys
+sys.path.insert(0, sys.argv[1])
+import tessera
+from own_module import OwnConfig, OwnForCausalLM
+config = tessera.MemoryMosaicConfig(**{SIZES}, kernel="own_kernel")
+models = {{"kernel": tessera.MemoryMosaicForCausalLM(config), "class": OwnForCausalLM(OwnConfig(**{SIZES}))}}
+for name, model in models.items():
+    model.save_pretrained(f"{{sys.argv[1]}}/{{name}}")
+    model.save_pretrained(f"{{sys.argv[1]}}/{{name}}_with_code", with_code=True)
+
+class Unsaved(OwnForCausalLM):
+    pass
+
+try:
+    Unsaved(OwnConfig(**{SIZES})).save_pretrained(f"{{sys.argv[1]}}/unsaved", with_code=True)
+except tessera.base.errors.TesseraError as error:
+    print(error)
+"""
+LOAD_OWN = """
+import re, sys
+from pathlib import Path
+from transformers import AutoModelForCausalLM
+folder = Path(sys.argv[1])
+for _ in range(2):
+    for name in sys.argv[2:]:
+        lines, = re.findall("```python\\n(.*?)```", (folder / name / "README.md").read_text(), re.DOTALL)
+        names = {}
+        try:
+            exec(lines.replace('"FOLDER"', repr(str(folder / name))), names)
+            print(type(names["model"]).__name__)
+        except ImportError as error:
+            print(type(error).__name__, error)
+    sys.path.insert(0, sys.argv[1])
+"""
+
+
+@some("how", new_process.HOW, by_default=["fork"])
+def test_classes_and_kernels_of_ones_own_are_named_and_found_where_their_file_is(tmp_path, monkeypatch, how):
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    (tmp_path / "own_module.py").write_text(OWN)
+    refused = new_process.run(how, tmp_path, SAVE, str(tmp_path))
+    assert refused.startswith(
+        "save_pretrained: classes and kernels must be of a module that others can import; got one"
+    )
+    assert not (tmp_path / "unsaved").exists()
+    found = ["MemoryMosaicForCausalLM", "OwnForCausalLM"]
+    for ending, missing in {
+        "_with_code": "ImportError this model needs the module 'own_module': install it, or put its file on",
+        "": "ModuleNotFoundError No module named 'own_module'",
+    }.items():
+        folders = (f"kernel{ending}", f"class{ending}")
+        said = new_process.run(how, tmp_path, LOAD_OWN, str(tmp_path), *folders).splitlines()
+        assert [line.startswith(missing) for line in said] == [True, True, False, False]
+        assert said[2:] == found
+
+
 def test_without_the_word_nothing_is_written(tmp_path):
     model = mosaic()
     model.save_pretrained(tmp_path / "with", with_code=True)

@@ -19,6 +19,13 @@ def test_it_says_what_the_run_was():
         assert text in card
 
 
+def test_modules_of_ones_own_are_imported_first():
+    card = model_card(RECIPE, SUMMARY, ["my_package.half"])
+    assert "import my_package.half" in card
+    assert '--prompt "Once upon a time" --import my_package.half`' in card
+    assert "--import" not in model_card(RECIPE, SUMMARY)
+
+
 def test_names_cannot_break_it():
     recipe = replace(RECIPE, name="a`b|c\nd", data=DataSection(source=["x`", "{y}"]))
     card = model_card(recipe, SUMMARY)

@@ -2,8 +2,9 @@
 
 `save_pretrained(folder, with_code=True)` makes a model that loads without `import tessera.models`: transformers has no
 entry points for model types. It reads classes of a type that it does not know from a Python file beside the weights,
-and only if the user says `trust_remote_code=True`. That file imports them from this package, which must be installed:
-no code of the model itself is copied. Our command line never runs such files.
+and only if the user says `trust_remote_code=True`. That file imports them from this package, and from the modules of
+its author that define a class or a kernel of the model. These must be installed: no code of the model itself is copied.
+Our command line never runs such files.
 """
 
 import re
@@ -17,7 +18,9 @@ from jinja2 import Template
 from transformers import PreTrainedModel
 
 import tessera
+from tessera.base.errors import expect
 from tessera.base.files import write_text_atomically
+from tessera.kernels import Kernel
 from tessera.models.sizes import num_parameters
 
 CARD = "README.md"
@@ -36,6 +39,9 @@ A {{ "causal language model" if auto == "AutoModelForCausalLM" else "model" }} o
 ```python
 {% if not with_code -%}
 import tessera.models  # makes its model types known to transformers
+{% for name in own -%}
+import {{ name }}  # classes or kernels of this model, which are its author's: not in Tessera
+{% endfor -%}
 {% endif -%}
 from transformers import {{ auto }}{{ ", AutoTokenizer" if run }}
 
@@ -45,10 +51,12 @@ tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 {% endif -%}
 ```
 {% if run %}
-On the command line: `{{ command or 'tessera generate FOLDER --prompt "Once upon a time"' }}`.
+On the command line: `{{ command or 'tessera generate FOLDER --prompt "Once upon a time"' }}{%
+for name in own %} --import {{ name }}{% endfor %}`.
 {% elif with_code %}
-The package `tessera` must be installed: `modeling_tessera.py` in this folder imports the model's classes from it.
-A program that says `import tessera.models` needs no `trust_remote_code`.
+The package `tessera` must be installed: `modeling_tessera.py` in this folder imports the model's classes from it
+{%- if own %}, and from code of the model's author, which must be installed, too: `{{ own | join("`, `") }}`{% endif %}.
+A program that says `import tessera.models`{% if own %} and imports these{% endif %} needs no `trust_remote_code`.
 {% endif %}
 ## Training
 
@@ -92,10 +100,23 @@ def write_missing_card(folder: Path, model: PreTrainedModel, with_code: bool) ->
         parameters=num_parameters(model),
         origin=f"saved by Tessera {tessera.__version__}",
         with_code=with_code,
+        own=own_modules(model),
         training=known.get("Training"),
         evaluation=known.get("Evaluation"),
     )
     write_text_atomically(path, card)
+
+
+def own_modules(model: PreTrainedModel) -> list[str]:
+    """The modules outside of this library that define a class or a kernel of `model`, with "__main__" for a program.
+
+    Who loads the model imports them first.
+    """
+    parts = list(model.modules())
+    models = [part for part in parts if isinstance(part, PreTrainedModel)]
+    kernels = [kernel for part in parts if isinstance(kernel := getattr(part, "kernel", None), Kernel)]
+    names = dict.fromkeys(type(part).__module__ for part in (*models, *(part.config for part in models), *kernels))
+    return [name for name in names if name.partition(".")[0] not in ("tessera", "transformers", "transformers_modules")]
 
 
 def auto_class(cls: type) -> str:
@@ -118,10 +139,13 @@ def _tables(card: Path) -> dict[str, str]:
 
 
 MODULE = "modeling_tessera"
-CODE = '''"""Where transformers finds the classes of this model: in the tessera package, which must be installed."""
+CODE = '''"""Where transformers finds the classes of this model: in packages and modules that must be installed."""
 
-from {config_module} import {config}
-from {model_module} import {model}
+try:
+    {imports}
+except ModuleNotFoundError as error:
+    advice = "install it, or put its file on the Python path (PYTHONPATH)."
+    raise ImportError(f"this model needs the module {{error.name!r}}: {{advice}}") from error
 
 __all__ = ["{config}", "{model}"]
 '''
@@ -158,10 +182,14 @@ class SavesWithCode(PreTrainedModel):
         if with_code:
             config, model = type(self.config), type(self)
             if is_main_process:
+                own, needed = own_modules(self), "be of a module that others can import"
+                got, advice = "one of this program", "Write them into a file, and import that."
+                expect("__main__" not in own, "save_pretrained", "classes and kernels", needed, got, advice)
                 folder.mkdir(parents=True, exist_ok=True)
-                names = {"config": config.__name__, "model": model.__name__}
-                code = CODE.format(config_module=_package(config), model_module=_package(model), **names)
-                write_text_atomically(folder / f"{MODULE}.py", code)
+                imports = [f"import {name}" for name in own]
+                imports += [f"from {_package(cls)} import {cls.__name__}" for cls in (config, model)]
+                names = {"config": config.__name__, "model": model.__name__, "imports": "\n    ".join(imports)}
+                write_text_atomically(folder / f"{MODULE}.py", CODE.format(**names))
             self.config.auto_map = {
                 "AutoConfig": f"{MODULE}.{config.__name__}",
                 auto_class(model): f"{MODULE}.{model.__name__}",
@@ -183,4 +211,4 @@ class SavesWithCode(PreTrainedModel):
 def _package(cls: type) -> str:
     """The package that offers a class of one of its modules, or that module itself."""
     package = cls.__module__.rpartition(".")[0]
-    return package if hasattr(sys.modules[package], cls.__name__) else cls.__module__
+    return package if hasattr(sys.modules.get(package), cls.__name__) else cls.__module__

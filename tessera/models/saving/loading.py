@@ -11,6 +11,7 @@ from tessera.base.arguments import explain_all
 from tessera.base.checkpoints import FOLDER, latest_complete
 from tessera.base.errors import TesseraError, first_line
 from tessera.base.foreign_code import expect_no_code
+from tessera.base.plugins import ADVICE
 from tessera.models.attention import LEARNED, config_of_attention, learn_alpha
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def load_config(path: str | Path) -> "PreTrainedConfig":
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises anything for a damaged file
-        raise TesseraError(f"model {path}: configuration cannot be read ({first_line(error)}).") from error
+        raise TesseraError(f"model {path}: configuration cannot be read ({_explained(error)}") from error
 
 
 def load_model(
@@ -86,7 +87,7 @@ def load_model(
     except SafetensorError as error:
         raise TesseraError(f"model {path}: weights are truncated or not safetensors ({error}).") from error
     except Exception as error:  # transformers raises anything for damaged files
-        raise TesseraError(f"model {path}: cannot be loaded ({first_line(error)}).") from error
+        raise TesseraError(f"model {path}: cannot be loaded ({_explained(error)}") from error
     if hasattr(config_of_attention(model), LEARNED):
         learn_alpha(model, folder=folder)
         report["unexpected_keys"] = [name for name in report["unexpected_keys"] if f".{LEARNED}." not in name]
@@ -102,6 +103,11 @@ def load_model(
 
         use_selective_scan(model)
     return model.eval()
+
+
+def _explained(error: Exception) -> str:
+    """What transformers says, to its closing bracket; of a model type that nobody has registered, also what to do."""
+    return f"{first_line(error)})." + (f" {ADVICE}" if "does not recognize this architecture" in str(error) else "")
 
 
 def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerFast":
