@@ -71,3 +71,11 @@ def test_the_task_keeps_the_contract(monkeypatch):
 def test_the_files_that_are_named_exist():
     for name in re.findall(r"`((?:tessera|tests|docs)/[\w./*]+)`", CONTRIBUTING):
         assert list(ROOT.glob(name.rstrip("/"))) or "NAME" in name, name
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_the_python_files_that_it_names_exist(page):
+    named = set(re.findall(r"`(?:[\w/]*/)?(\w+\.py)`", (ROOT / page).read_text(encoding="utf-8")))
+    known = {path.name for path in ROOT.rglob("*.py") if ".venv" not in path.parts}
+    assert named
+    assert named <= known
