@@ -67,7 +67,7 @@ def _blocks(outputs: list, name: str) -> str:
             images += f"![what the cell draws](output/{path.name})\n"
         else:
             text += output.get("text", data.get("text/plain", ""))
-    text = COLOURS.sub("", text).rstrip()
+    text = COLOURS.sub("", text).rstrip().lstrip("\n")  # a progress bar that ends may leave an empty line, or none
     return (f"```text\n{text}\n```\n" if text else "") + images
 
 
