@@ -173,9 +173,8 @@ def observe_recalls(
         recorder = _Recorder(current, reading, positions, receive)
         stack.enter_context(intercepted(recorder.regression))
         for site in current.sites.values():
-            stack.enter_context(
-                site.module.register_forward_pre_hook(of_this_thread(partial(recorder.once, site.name)))
-            )
+            once = of_this_thread(partial(recorder.once, site.name))
+            stack.enter_context(site.module.register_forward_pre_hook(once))
         attentions = [site.module for site in current.sites.values() if site.kind == "attention"]
         if attentions and is_exchangeable(reading.base):
             stack.enter_context(intercepted_attention(reading.base, recorder.attention))

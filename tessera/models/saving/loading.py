@@ -40,7 +40,8 @@ def model_folder(path: str | Path) -> Path:
     if checkpoint is not None:
         return checkpoint
     damaged = " Damaged: " + "; ".join(passed) + "." if passed else ""
-    pickled = " Pickled weights are not read: convert them to safetensors." if list(folder.glob("*.bin")) else ""
+    has_pickled = any(folder.glob("pytorch_model*.bin"))  # a Trainer's training_args.bin holds no weights
+    pickled = " Pickled weights are not read: convert them to safetensors." if has_pickled else ""
     is_adapter = (folder / "adapter_config.json").is_file()
     adapter = " An adapter of PEFT is put into its model by merge_and_unload(): save that." if is_adapter else ""
     advice = f"{damaged}{pickled}{adapter}"
@@ -114,7 +115,8 @@ def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerFast":
     """The tokenizer saved with the model in `path`."""
     folder = model_folder(path)
     if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file():
-        raise TesseraError(f"model {path}: must come with its tokenizer (tokenizer.json); got none.")
+        advice = f"Save it there: tokenizer.save_pretrained({str(folder)!r})."  # a Trainer saves what it is given
+        raise TesseraError(f"model {path}: must come with its tokenizer (tokenizer.json); got none. {advice}")
     expect_no_code(folder, "model")
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
 from typing import Any
 
 from torch import Tensor
@@ -48,7 +47,6 @@ def of_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
     """A hook of a module that does nothing in other threads, whose calls of the module PyTorch hands to it, too."""
     owner = threading.get_ident()
 
-    @wraps(hook)
     def called(*call: Any, **keywords: Any) -> Any:
         return hook(*call, **keywords) if threading.get_ident() == owner else None
 
