@@ -4,7 +4,7 @@ MODEL is a folder with a causal language model and its tokenizer: a Memory Mosai
 or any decoder of transformers. Each FILE is a document: text in UTF-8, packed by gzip or not; "-" is standard input;
 PDF, docx, HTML and EPUB with the package markitdown. `tessera ask` answers from the stored memory, and `tessera
 memories` merges and forgets documents. --append adds to the memory that --out names; --memory goes on from an earlier
-one.
+one. A text that is there already is not read again.
 """
 
 import argparse
@@ -43,13 +43,14 @@ def run(arguments: argparse.Namespace) -> int:
     before = arguments.memory or (arguments.out if arguments.append and out.exists() else None)
     if before is not None:
         memory.load(before, "memorize", "--memory")
-    options = {"progress": sys.stderr.isatty(), "precision": arguments.precision}
+    names, options = memory.names, {"progress": sys.stderr.isatty(), "precision": arguments.precision}
     sources: dict[str, tuple] = {str(path): (path,) for path in paths}
     if typed is not None:
         sources["-"] = (typed, "standard input")
     _, status = of_each(sources, lambda name: memory.read(*sources[name], **options))
     if status and not memory.documents:
         return status
-    memory.save(out, mark)
+    if before != arguments.out or memory.names != names:  # else the file holds all of it
+        memory.save(out, mark)
     print(f"{out}: {memory.described()}, {out.stat().st_size / 1e6:.2f} MB")
     return status

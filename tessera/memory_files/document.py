@@ -30,6 +30,7 @@ class Document:
     Attributes:
         size: bytes of the source, unpacked. tokens, widths: (T,) integers; token i and the bytes from where it begins
             to where the next does, so that together they are `size`.
+        origin: a digest of the absolute path that it was read from; "" of a text, and in files of earlier releases.
         state: what reading it left: alone in a memory of pairs, else behind the documents before it; None: not kept.
     """
 
@@ -38,6 +39,12 @@ class Document:
     tokens: Tensor
     widths: Tensor
     state: Any = None
+    origin: str = ""
+
+    def has_text_of(self, other: "Document") -> bool:
+        """Whether it was read from the same text; of a state without tokens nobody knows."""
+        same_size = self.size == other.size and 0 < len(self.tokens) == len(other.tokens)
+        return same_size and torch.equal(self.tokens, other.tokens) and torch.equal(self.widths, other.widths)
 
     def starts(self) -> Tensor:
         """Byte offsets (T + 1,) of the tokens in the source, and its end."""

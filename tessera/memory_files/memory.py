@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import logging
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import count
@@ -29,6 +31,7 @@ from tessera.models.recurrence.state import MADE_BY
 from tessera.models.saving.state_file import KIND, StateFile, save_values
 from tessera.models.stack import StackForCausalLM
 
+log = logging.getLogger(__name__)
 ANY_FILE = (-1,)  # no file has this mark
 
 
@@ -104,19 +107,26 @@ class Memory:
     ) -> Self:
         """Read a document behind the others: a file, a text (a string that is no path), or pieces of a text.
 
-        `name`: to forget it by; default the file's, of two of one name the path. `progress`, `precision`: see
-        `read_streams`.
-        Raises `TesseraError`: no text, a name that is taken, more than the model has positions for.
+        `name`: to forget it by; default the file's, of two files of one name the path. `progress`, `precision`: see
+        `read_streams`. A text that is there already is not read again; a warning names its document.
+        Raises `TesseraError`: no text, the name of a document of another text (as of a file that was changed since),
+        more than the model has positions for.
         """
         self._expect_model("reads")
         if isinstance(source, str) and _is_path(source):
             source = Path(source)
+        origin = _digest(os.path.abspath(source)) if isinstance(source, Path) else ""
         if name is None and isinstance(source, Path):
-            name = source.name if source.name not in self.names else str(source)
+            name = source.name
+            if name in self.names:  # of another file, or of this one, whose text may have changed
+                name = next((known.name for known in self.documents if known.origin == origin), str(source))
         elif name is None:
             name = next(text for n in count(len(self.documents) + 1) if (text := f"text {n}") not in self.names)
-        expect(name not in self.names, "memorize", "the name of a document", "be new", repr(name), "Forget it first.")
-        document = read_document_text(source, self.tokenizer, name, where)
+        document = replace(read_document_text(source, self.tokenizer, name, where), origin=origin)
+        if self._is_there(document, "memorize"):
+            return self
+        got, advice = f"{name!r}, that of another text", "Forget it first, or give this one another name."
+        expect(name not in self.names, "memorize", "the name of a document", "be new", got, advice)
         largest, size = int(document.tokens.max()), self.model.config.get_text_config().vocab_size
         expect(largest < size, "memorize", "the tokenizer", f"fit the model (vocab_size {size})", f"token id {largest}")
         self._append(document, progress, precision)
@@ -182,20 +192,22 @@ class Memory:
     def merge(self, other: "Memory") -> Self:
         """Also remember what `other`, of the same model, has read, behind the own documents.
 
-        Raises `TesseraError`: a document that both have, or one without its tokens: see `forget`.
+        A text that both have read is kept once; a warning names it.
+        Raises `TesseraError`: two texts of one name, or a document without its tokens: see `forget`.
         """
         of_one, kinds = self.owner == other.owner, f"{self.kind} and another {other.kind}"
         expect(of_one, "merge", "memories", "be of one model", kinds)
-        both = [name for name in other.names if name in self.names]
-        got, advice = f"two of {', '.join(map(repr, both))}", "Forget one of the two first."
-        expect(not both, "merge", "documents", "have different names", got, advice)
+        new = tuple(document for document in other.documents if not self._is_there(document, "merge"))
+        both = ", ".join(repr(document.name) for document in new if document.name in self.names)
+        advice = "Forget one of the two first."
+        expect(not both, "merge", "documents", "have different names", f"two of {both}", advice)
         self.verify()
         other.verify()
         if self.is_of_pairs:
-            self.documents += other.documents
+            self.documents += new
             return self
-        _expect_tokens("merge", other.documents)
-        return self._read_again(self.documents, other.documents)
+        _expect_tokens("merge", new)
+        return self._read_again(self.documents, new)
 
     def save(self, path: str | Path, replaces: tuple[int, ...] | None = ANY_FILE) -> Self:
         """Write the file, complete or not at all. `replaces`: the `mark_of` the file that may be replaced.
@@ -277,6 +289,14 @@ class Memory:
             raise
         return self
 
+    def _is_there(self, document: Document, where: str) -> bool:
+        """Whether the text of `document` was read already, which is said."""
+        name = next((known.name for known in self.documents if known.has_text_of(document)), None)
+        if name is not None:
+            known_as = "" if name == document.name else f", as {name!r}"
+            log.warning(f"{where}: {document.name!r} is there already{known_as}, with the same text; it is kept once")
+        return name is not None
+
     def _append(self, document: Document, progress: bool = False, precision: str | None = None) -> None:
         """Read `document` behind the others."""
         self.verify()
@@ -312,7 +332,11 @@ def made_by(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> dict[
     text = json.dumps(settings, sort_keys=True, default=str)
     weights = str(tensor_checksum(acting_weights(model)))
     parts = {"settings": text, "weights": weights, "tokens": uncut(tokenizer).to_str()}
-    return {name: hashlib.sha256(part.encode()).hexdigest()[:16] for name, part in parts.items()}
+    return {name: _digest(part) for name, part in parts.items()}
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def mark_of(path: Path) -> tuple[int, ...] | None:

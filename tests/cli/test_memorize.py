@@ -15,6 +15,7 @@ from tessera.data.store import open_or_build
 from tessera.data.text_files import text_of_files
 from tessera.inspection.text import read_tokens
 from tessera.memory_files import Memory
+from tessera.memory_files.memory import mark_of
 from tessera.models.armt import ARMTState
 from tessera.models.recurrence import read_stream
 from tessera.models.saving.loading import load_model, load_tokenizer
@@ -131,6 +132,26 @@ def test_a_file_that_is_refused_does_not_lose_the_others(tessera, wrapped, tmp_p
     status, out, err = tessera("ask", wrapped, "--samples", *files, "--output", stored, "--max-new-tokens", 1)
     assert (status, out.count("2 samples of two.json"), len(stored.read_text().splitlines())) == (2, 2, 4)
     assert "a: must be a JSON list or JSON lines of samples; got in line 1: Expecting value." in err
+
+
+def test_a_document_that_is_there_already_is_said_and_changes_nothing(tessera, refused, run_folder, tmp_path):
+    """`--append` twice kept two copies of one document."""
+    (tmp_path / "sub").mkdir()
+    text, out = tmp_path / "sub" / "a.txt", tmp_path / "memory"
+    text.write_text("a king")
+    append = ("memorize", run_folder, text, "--out", out, "--append")
+    assert tessera(*append)[0] == 0
+    before = mark_of(out)
+    status, said, err = tessera(*append)
+    assert (status, mark_of(out), "6 tokens in 1 document," in said) == (0, before, True)
+    assert err == "memorize: 'a.txt' is there already, with the same text; it is kept once\n"
+    text.write_text("a queen")
+    refused("the name of a document must be new; got 'a.txt', that of another text. Forget it first", *append)
+    assert mark_of(out) == before
+    copy = ("memorize", run_folder, "--out", tmp_path / "copy", "--memory", out)
+    (tmp_path / "king.txt").write_text("a king")
+    assert tessera(*copy, tmp_path / "king.txt")[0] == 0
+    assert (tmp_path / "copy").read_bytes() == out.read_bytes()
 
 
 def test_the_same_file_has_the_same_tokens_in_every_verb(tessera, wrapped, tmp_path):

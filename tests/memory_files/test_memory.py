@@ -311,6 +311,43 @@ def test_texts_without_a_name_get_one_that_is_free():
     assert read.names == ["text 2", "text 3"]
 
 
+@pytest.mark.parametrize("kind", ["v1", "armt", "gpt2"])
+def test_a_text_is_kept_once_whatever_it_is_called(kind, tmp_path, monkeypatch, capsys):
+    """Two copies of a document were kept, and a changed file stood beside its old text under the name of its path."""
+    model = make(kind)
+    sub, other = tmp_path / "sub", tmp_path / "other"
+    for folder, text in ((sub, TEXTS["kings"]), (other, TEXTS["queen"])):
+        folder.mkdir()
+        (folder / "a.txt").write_text(text)
+    (tmp_path / "b.txt").write_text(TEXTS["kings"])
+    monkeypatch.chdir(tmp_path)
+    Memory(model, byte_tokenizer()).read(Path("sub/a.txt")).save(tmp_path / "memory")
+    read = Memory(model, byte_tokenizer()).load(tmp_path / "memory")
+    documents = read.documents
+    for source in (Path("sub/a.txt"), Path("./sub/../sub/a.txt"), sub / "a.txt", Path("b.txt"), TEXTS["kings"]):
+        read.read(source)
+        assert read.documents is documents
+    assert read.read(TEXTS["kings"], "again").documents is documents
+    assert capsys.readouterr().err.splitlines() == [
+        *["memorize: 'a.txt' is there already, with the same text; it is kept once"] * 3,
+        *[
+            f"memorize: {name!r} is there already, as 'a.txt', with the same text; it is kept once"
+            for name in ("b.txt", "text 2", "again")
+        ],
+    ]
+    read.read(Path("other/a.txt")).read(TEXTS["home"][:-1], "home")  # other texts
+    assert read.names == ["a.txt", "other/a.txt", "home"]
+    (sub / "a.txt").write_text(TEXTS["home"])
+    (other / "a.txt").write_text(TEXTS["home"])
+    for source, name in ((Path("sub/a.txt"), "a.txt"), (other / "a.txt", "other/a.txt")):
+        refused(f"must be new; got '{name}', that of another text. Forget it first, or give this one", read.read, source)
+    merged = memory(model, "kings", "home").merge(read.forget("home"))
+    assert merged.names == ["kings", "home", "other/a.txt"]
+    said = "merge: 'a.txt' is there already, as 'kings', with the same text; it is kept once\n"
+    assert capsys.readouterr().err == said
+    assert same(merged.state, memory(model, "kings", "home", "queen").state)
+
+
 def test_a_memory_without_documents_or_model(tmp_path):
     memory(make("v1"), "kings").save(tmp_path / "memory")
     assert Memory().described() == "0 tokens in 0 documents"
@@ -355,9 +392,12 @@ def test_what_cannot_be_is_said(tmp_path):
         Memory(model, byte_tokenizer()).read("a king " * 57 + "!", "long")
     read = memory(model, "kings")
     for mistake, match in [
-        (lambda: read.read("again", "kings"), "the name of a document must be new; got 'kings'"),
+        (lambda: read.read("again", "kings"), "the name of a document must be new; got 'kings', that of another text"),
         (lambda: read.forget("queen"), "be one of 'kings'; got 'queen'"),
-        (lambda: read.merge(memory(model, "kings")), "different names; got two of 'kings'. Forget one of the two"),
+        (
+            lambda: read.merge(Memory(model, byte_tokenizer()).read("again", "kings")),
+            "different names; got two of 'kings'",
+        ),
         (lambda: read.merge(memory(make("llama"), "queen")), "be of one model; got gpt2 and another llama"),
         (lambda: read.read(""), "must hold text"),
         (lambda: read.read(Path("none.txt")), "none.txt: cannot be read"),
