@@ -5,6 +5,8 @@ import os
 import re
 from collections.abc import Iterable
 
+NUL = "\0"
+
 
 class TesseraError(ValueError):
     """A mistake the user can correct. The command line prints its message alone and exits with status 2."""
@@ -27,13 +29,18 @@ def expect(condition: bool, where: str, argument: str, requirement: str, got: ob
 
 
 def expect_text(text: str, where: str) -> None:
-    """Raise `TesseraError` for what no tokenizer takes: half of a surrogate pair, or no text."""
+    """Raise `TesseraError` for what no tokenizer takes (half of a surrogate pair, or no text), and for NUL in a text.
+
+    UTF-16 that was read as UTF-8 has a NUL behind, or before, each letter of a Western language.
+    """
     expect(isinstance(text, str), where, "the text", "be text", type(text).__name__)
     try:
         text.encode()
     except UnicodeEncodeError as error:
         got = f"half of a surrogate pair (character {error.start})"
         raise TesseraError(f"{where}: the text must be text; got {got}.") from None
+    got, advice = f"one (character {text.find(NUL)})", "If it is UTF-16, iconv -f UTF-16LE -t UTF-8 converts it."
+    expect(NUL not in text, where, "the text", "be without NUL", got, advice)
 
 
 def first_line(error: BaseException) -> str:

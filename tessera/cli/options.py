@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera.base.dataclass_io import to_json
-from tessera.base.errors import TesseraError, expect
+from tessera.base.errors import TesseraError, expect, expect_text
 from tessera.base.files import expect_output, write_text_atomically, writing
 
 OUTPUT_HELP = "write one JSON line for each question into this new file, with its prompt, the answer and the score"
@@ -129,6 +129,7 @@ def standard_texts(where: str, by_line: bool = False) -> Iterator[str]:
                 raise TesseraError(f"{where}: standard input must be text in UTF-8 ({error.reason}).") from None
             if not text:
                 return
+            expect_text(text, f"{where}: standard input")
             yield text
 
     return texts()

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from tessera.base.errors import TesseraError, did_you_mean, expect, first_line
+from tessera.base.errors import TesseraError, did_you_mean, expect, expect_text, first_line
 from tessera.data.text_files import documents_of_file, documents_of_json_lines
 
 STORIES = Path(__file__).parent / "stories"
@@ -178,8 +178,9 @@ def dataset_source(
         raise TesseraError(f"dataset {name}: no column {text_column!r}. {did_you_mean(text_column, rows.column_names)}")
 
     def documents() -> Iterator[Iterator[str]]:
-        for row in rows:
+        for number, row in enumerate(rows):
             if row[text_column]:
+                expect_text(row[text_column], f"dataset {name}: {text_column} of row {number}")
                 yield iter([row[text_column]])
 
     return f"{name} ({split})", documents, (name, subset, split, text_column, rows._fingerprint)

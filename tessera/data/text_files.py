@@ -60,7 +60,7 @@ def text_of_file(path: Path, piece_bytes: int = PIECE_BYTES) -> Iterator[str]:
     r"""The text of a UTF-8 file, plain or packed by gzip, in pieces of about `piece_bytes`.
 
     A byte order mark is left out, and every line ends in `\n`, whichever system wrote the file.
-    Raises `TesseraError` when it cannot be read or is not UTF-8, naming the byte.
+    Raises `TesseraError` when it cannot be read, is not UTF-8, or holds NUL, naming the byte.
     """
     for text, _ in located_text_of_file(path, piece_bytes):
         yield text
@@ -115,6 +115,13 @@ def _decoded(path: Path, file: BinaryIO | gzip.GzipFile, piece_bytes: int) -> It
             for beginning, kind in OTHER_KINDS.items():
                 if data.startswith(beginning):
                     raise TesseraError(f"{path}: text must be UTF-8; this is {kind}.")
+        if b"\0" in data:  # before bytes that are no UTF-8, of which UTF-16 without a mark has some too
+            byte = offset + data.index(b"\0")
+            form = f"UTF-16{'LE' if byte % 2 else 'BE'}"
+            raise TesseraError(
+                f"{path}: text must be UTF-8 without NUL; byte {byte} is NUL, as in {form}. If it is text, convert it "
+                f"by iconv -f {form} -t UTF-8."
+            )
         pending = len(decoder.getstate()[0])
         try:
             text = decoder.decode(data, final=not data)

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 import tessera.armt as armt
+from tessera.base.errors import TesseraError
 from tessera.data.encoding import PIECE
 from tessera.data.sources import text_source
 from tessera.data.store import open_or_build
@@ -320,6 +321,39 @@ def test_standard_input_that_is_no_text(tessera, refused, wrapped, tmp_path, mon
         assert (status, what in err) == (2, True), err
         monkeypatch.setattr("sys.stdin", None)  # what Python has for a closed one
         refused("standard input must be open", *arguments)
+
+
+def test_text_with_nul_is_refused_in_every_verb(tessera, refused, run_folder, corpus, tmp_path, monkeypatch):
+    """UTF-16 without a mark was read as text with a NUL behind each letter."""
+    text, out = tmp_path / "wide.txt", tmp_path / "out"
+    text.write_text("a king and a queen " * 10, encoding="utf-16-le")
+    said = f"{text}: text must be UTF-8 without NUL; byte 1 is NUL, as in UTF-16LE. If it is text, convert it by iconv"
+    for arguments in (
+        ("memorize", run_folder, text, "--out", out),
+        ("ask", run_folder, "Who?", "--text", text),
+        ("inspect", run_folder, "--text", text, "--output", out),
+        ("eval", run_folder, "--data", text),
+        ("train", "tiny", f"data.source={text}", "--output", out),
+        ("train", "tiny", f"data.source={text}", "tokenizer.type=bpe", "tokenizer.vocab_size=300", "--output", out),
+        ("generate", run_folder, "--prompts", text),
+    ):
+        refused(said, *arguments)
+    chat, piped = ("chat", run_folder), "standard input: the text must be without NUL; got one (character 1)"
+    for arguments, typed, what in (
+        (("memorize", run_folder, "-", "--out", out), "wide", f"memorize: {piped}"),
+        (("ask", run_folder, "--text", corpus, "--interactive"), "wide", f"ask: {piped}"),
+        (chat, "wide", f"chat: {piped}"),
+        (chat, f"/read {text}\n", said),
+    ):
+        typed = typed.encode("utf-16-le") if typed == "wide" else typed.encode()
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(typed), encoding="utf-8"))
+        assert what in tessera(*arguments)[2]
+    memory = Memory(load_model(run_folder), load_tokenizer(run_folder)).read("a king")
+    for use in (memory.read, memory.ask, lambda text: memory.read([text], "pieces")):
+        with pytest.raises(TesseraError, match="the text must be without NUL; got one .character 1.. If it is UTF-16,"):
+            use("a\0")
+    assert memory.names == ["text 1"]
+    assert not out.exists()
 
 
 def test_citations_of_beams_are_refused_before_a_text_is_read(refused, run_folder, corpus):

@@ -136,6 +136,15 @@ def test_data_files_load_as_a_dataset(tmp_path):
     assert texts(text_source(f"hf://{tmp_path}")) == ["one", "two"]
 
 
+@pytest.mark.parametrize(
+    ("rows", "got"), [(["first", "a\0king"], "be without NUL; got one .character 1."), ([1, 2], "be text; got int")]
+)
+def test_rows_that_are_no_text_are_named(tmp_path, rows, got):
+    datasets.Dataset.from_dict({"story": rows}).save_to_disk(tmp_path / "data")
+    source = text_source(f"hf://{tmp_path / 'data'}", text_column="story")
+    refused(f"story of row {int(rows[0] == 'first')}: the text must {got}", texts, source)
+
+
 def test_a_missing_column_and_a_missing_split_are_named(dataset_folder):
     refused("no column 'stori'. Did you mean 'story'", text_source, dataset_folder, text_column="stori")
     refused("split 'test' cannot be loaded", text_source, dataset_folder, "test", text_column="story")

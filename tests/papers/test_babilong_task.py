@@ -374,6 +374,9 @@ def test_errors():
 def test_stories_of_the_wrong_format(tmp_path):
     (tmp_path / "qa1_x_train.txt").write_text("Mary went home.\n")
     refused("line 1 must be", BABILong(stories=str(tmp_path), **SMALL).sample, 1, 0)
+    (tmp_path / "latin").mkdir()
+    (tmp_path / "latin" / "qa1_x_train.txt").write_bytes(b"1 M\xe4ry went home.\n")
+    refused("text must be UTF-8; byte 3 is not", BABILong(stories=str(tmp_path / "latin"), **SMALL).sample, 1, 0)
 
 
 def test_a_task_says_what_can_be_asked():

@@ -51,8 +51,10 @@ def read_samples(path: Path, names: Sequence[str] = FIELDS) -> list[TextSample]:
 
 
 def _is_text(value: Any) -> bool:
-    """Whether it is a string with something in it that can be written as UTF-8 (a lone surrogate cannot)."""
-    return isinstance(value, str) and bool(value.strip()) and value == value.encode(errors="ignore").decode()
+    """Whether it is a string with something in it that `expect_text` takes."""
+    if not isinstance(value, str) or not value.strip():
+        return False
+    return "\0" not in value and value == value.encode(errors="ignore").decode()
 
 
 def exact_match(output: str, target: str) -> bool:

@@ -11,6 +11,7 @@ from random import Random
 
 from tessera.base.errors import TesseraError
 from tessera.data.sources import text_files
+from tessera.data.text_files import text_of_file
 
 MOVE = re.compile(r"(\w+) (?:went|travelled|journeyed|moved|went back) to the (\w+)")
 TAKE = re.compile(r"(\w+) (?:got|grabbed|took|picked up) the (\w+)")
@@ -245,11 +246,11 @@ def questions_after(kind: str, facts: Sequence[str]) -> tuple[Question, ...]:
 def read_stories(path: Path) -> list[Story]:
     """The stories of a file of bAbI, one for each question: the facts up to it, earlier questions dropped.
 
-    Raises `TesseraError`: a line that is neither `ID fact` nor `ID question<tab>answer<tab>IDs`.
+    Raises `TesseraError`: a file that is no text, a line that is neither `ID fact` nor `ID question<tab>answer<tab>IDs`.
     """
     stories: list[Story] = []
     facts: list[str] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate("".join(text_of_file(path)).splitlines(), 1):
         identifier, space, text = line.partition(" ")
         if not (space and identifier.isdigit()):
             raise TesseraError(f"{path}: line {number} must be `ID text` as in bAbI; got {line[:60]!r}.")
