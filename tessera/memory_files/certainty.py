@@ -11,10 +11,10 @@ from tessera.base.dataclass_io import from_json
 from tessera.evaluation.questions import question_logits
 from tessera.models.carried_state import read_on
 from tessera.ops.linear_cross_entropy import IGNORED
-from tessera.tasks.question_answering import QuestionTask
+from tessera.tasks.question_answering import QuestionBatch, QuestionTask
 
 NAME = "certainty"  # of the field of a model's generation_config
-CONTEXTS, AT_ONCE, QUESTIONS = 128, 8, 4  # of the measurement
+CONTEXTS, DRAWN, QUESTIONS = 128, 8, 4  # of the measurement; so many contexts are drawn together
 ABSENT = 0.3  # of the contexts hold nothing, and of the questions about the others are not answered: half of all
 LARGEST_LOG_ODDS = 15.0
 RIDGE = 1.0  # of features whose standard deviation is 1
@@ -82,24 +82,34 @@ def features(logits: Tensor, without: Tensor, unknown: int) -> Tensor:
 
 
 @torch.no_grad()
-def measured(model: Any, task: QuestionTask, tokens: int, segment: int) -> Certainty | None:
-    """How well answers tell whether texts of so many tokens hold them, as half of them do; None: not of this task."""
+def measured(model: Any, task: QuestionTask, tokens: int, segment: int, at_once: int) -> Certainty | None:
+    """How well answers tell whether texts of so many tokens hold them, as half of them do; None: not of this task.
+
+    `at_once`: contexts that the model reads together.
+    """
     token = task.vocabulary.token_to_id(task.special_tokens.get("unk_token", ""))
     if token is None or not hasattr(task, "absent"):
         return None
     half: Any = replace(task, absent=ABSENT)  # type: ignore[type-var]
     rows, answered = [], []
-    for first in range(0, CONTEXTS, AT_ONCE):
-        batch = half.question_batch(AT_ONCE, QUESTIONS, tokens, first, "validation", 0, segment)
-        logits, labels = question_logits(model, batch), batch.labels.flatten(0, 1)
-        without, _ = read_on(model, batch.questions.flatten(0, 1).to(model.device), None)
-        counts = batch.counts.flatten()
-        begins = (labels != IGNORED).int().argmax(-1)
-        index = torch.arange(len(labels))
-        before = [scores[index, begins - 1] for scores in (logits.cpu(), without.cpu())]
-        rows.append(features(before[0], before[1], token)[counts])
-        answered.append((labels[index, begins] != token)[counts])
+    for first in range(0, CONTEXTS, DRAWN):
+        drawn = half.question_batch(DRAWN, QUESTIONS, tokens, first, "validation", 0, segment)
+        batches = [drawn.rows(row, row + at_once) for row in range(0, DRAWN, at_once)]
+        parts = [_features_of(model, batch, token) for batch in batches]
+        rows.append(torch.cat([of_batch for of_batch, _ in parts]))
+        answered.append(torch.cat([of_batch for _, of_batch in parts]))
     return fitted(rows, answered, tokens)
+
+
+def _features_of(model: Any, batch: QuestionBatch, unknown: int) -> tuple[Tensor, Tensor]:
+    """`features` of the answers that count, and whether the texts answer."""
+    logits, labels = question_logits(model, batch), batch.labels.flatten(0, 1)
+    without, _ = read_on(model, batch.questions.flatten(0, 1).to(model.device), None)
+    counts = batch.counts.flatten()
+    begins = (labels != IGNORED).int().argmax(-1)
+    index = torch.arange(len(labels))
+    before = [scores[index, begins - 1] for scores in (logits.cpu(), without.cpu())]
+    return features(before[0], before[1], unknown)[counts], (labels[index, begins] != unknown)[counts]
 
 
 def fitted(rows: list[Tensor], answered: list[Tensor], tokens: int) -> Certainty:

@@ -8,14 +8,14 @@ random numbers the text is the same.
 """
 
 import copy
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from transformers.generation import GenerationMode
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from tessera.base.errors import expect
+from tessera.base.errors import TesseraError, expect
 from tessera.models.forward_arguments import demand
 
 LONGEST_UNREAD = 8  # tokens that are read again behind the last state before a step without a draft ends this
@@ -127,6 +127,12 @@ class DraftedGeneration:
     def _reorder_cache(self, past_key_values: Any, beam_idx: Tensor) -> Any:
         """For beams; a cache that is a base's too is used up."""
         return getattr(past_key_values, "reorder", past_key_values.select_batch)(beam_idx)
+
+    def init_continuous_batching(self: Any, *arguments: Any, **keywords: Any) -> NoReturn:
+        """Refused, and with it `generate_batch`: transformers pages a cache of keys and values, and errs in a thread."""
+        got = f"{self.config.model_type}, whose state is a value"
+        advice = "Use generate, which takes several prompts at once (padded on the left)."
+        raise TesseraError(f"generate_batch: the model must keep a cache that can be paged; got {got}. {advice}")
 
     def _validate_generation_mode(self, generation_mode: Any, generation_config: Any, mode_arguments: Any) -> None:
         if generation_mode != GenerationMode.ASSISTED_GENERATION:

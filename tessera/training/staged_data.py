@@ -204,10 +204,10 @@ class StagedQuestions(StagedData):
 
     def finish(self, model: Any) -> None:
         """Let `model` keep how long answers are, and how sure one can be that a text holds them."""
-        stages = self.recipe.training.curriculum
+        stages, (micro, _) = self.recipe.training.curriculum, batch_shape(self.recipe.training, self.processes.count)
         task, tokens = self.task_of(stages[-1]), max(stage.length for stage in stages) * self.segment
         model.generation_config.max_new_tokens = task.longest_answer
-        if self.processes.is_first and (certainty := measured(model, task, tokens, self.segment)) is not None:
+        if self.processes.is_first and (certainty := measured(model, task, tokens, self.segment, micro)) is not None:
             certainty.store(model)
 
     def batch(self, stage: Stage, count: int, tokens: int, seed: int, split: str, early: int = 0) -> QuestionBatch:

@@ -112,7 +112,7 @@ def test_a_model_that_knows_is_told_from_one_that_does_not(monkeypatch, with_tex
 
     monkeypatch.setattr(certainty, "question_logits", question_logits)
     monkeypatch.setattr(certainty, "read_on", read_on)
-    measure = measured(SimpleNamespace(device="cpu"), task, 64, 32)
+    measure = measured(SimpleNamespace(device="cpu"), task, 64, 32, 8)
     assert told[0] <= measure.told <= told[1]
     assert (measure.tokens, len(measure.weights)) == (64, 4)
     counted = [batch.labels.flatten(0, 1)[batch.counts.flatten()] for batch in asked]

@@ -312,3 +312,10 @@ def test_an_lstm_stops_at_a_string():
     stop = tokenizer.decode(whole[3:5])
     cut = model.generate(**inputs, **options, stop_strings=[stop], tokenizer=tokenizer)[0]
     assert torch.equal(cut, whole[:5])
+
+
+@pytest.mark.parametrize("name", ["v1", "v2", "armt", "rmt", "prmt", "gla", "lstm"])
+def test_continuous_batching_is_refused_at_once(name):
+    """transformers erred in a thread, and `generate_batch` returned nothing after a minute."""
+    message = "generate_batch: the model must keep a cache that can be paged; got .*, whose state is a value. Use generate"
+    refused(message, make(name).generate_batch, [[1, 2, 3], [4, 5]], max_new_tokens=3)

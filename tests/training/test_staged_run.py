@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tessera.base.checkpoints import FOLDER, verify
 from tessera.base.errors import TesseraError, TrainingInterrupted
 from tessera.evaluation.loss import evaluate_text
+from tessera.memory_files.certainty import Certainty
 from tessera.models.recurrence import SegmentedForCausalLM
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.recipes.recipe import read_recipe
@@ -112,6 +113,24 @@ def test_a_validation_counts_each_context_once(recipe_of, monkeypatch):
     assert numbers["validation_exact_match"] == right.double().mean()
     assert abs(right.double().mean() - (right * counts).sum() / counts.sum()) > 0.01, "both means are the same here"
     assert numbers["validation_loss"] == pytest.approx((2 * (1 + 2 + 3 + 4) + 5) / 9)
+
+
+def test_certainty_is_measured_in_micro_batches(whole, recipe_of, monkeypatch):
+    """32 rows were read at once, behind trainings that had memory for one."""
+    monkeypatch.setattr("tessera.memory_files.certainty.CONTEXTS", 32)
+    model, measured = load_model(whole[0]), []
+    rows: list[int] = []
+    model.register_forward_pre_hook(lambda _, __, given: rows.append(len(given["input_ids"])), with_kwargs=True)
+    for micro in (1, 3, 6):
+        recipe = recipe_of(QUESTIONS, "training.batch_size=6", f"training.micro_batch_size={micro}")
+        staged_data.StagedQuestions(recipe, 32, staged_data.question_task(recipe.data.task)).finish(model)
+        assert max(rows) == 4 * micro  # four questions about each context
+        measured.append(Certainty.of(model))
+        rows.clear()
+    assert measured[0].questions == measured[1].questions == measured[2].questions
+    for other in measured[1:]:
+        assert other.weights == pytest.approx(measured[0].weights, rel=1e-3)
+        assert other.told == measured[0].told
 
 
 def test_validations_that_end_stages_stay_where_they_are(whole, recipe_of):
