@@ -56,7 +56,6 @@ class Memory:
         self.kind = "" if model is None else model.config.model_type
         self.marks: dict[str, tuple[int, ...] | None] = {}  # of the files that it was loaded from and stored in
         self._owner: Any = None
-        self._fingerprint = Fingerprint()
         self._read_by: str | None = None  # what the model was when it read the documents
         self._unchecked: StateFile | None = None
 
@@ -269,7 +268,7 @@ class Memory:
         """Caches of transformers do not tell of which weights and adapters they are."""
         if self.model is None:
             return
-        now = self._fingerprint.of(self.model, begins=True)
+        now = Fingerprint().of(self.model, begins=True)  # a new one: it also sees what `weight.data` was written into
         other = difference(self._read_by, now)
         if not self.documents:
             self._owner, self._read_by = (None if other else self._owner), now

@@ -55,12 +55,7 @@ class Fingerprint:
         if begins or not self.weights or acting != self.acting or self._children(stack) != self.children:
             self.modules = list(stack.modules())[1:]  # with itself among them it would not be freed with its last name
             self.children = self._children(stack)
-            self.weights = [
-                weight
-                for weight in acting_weights(stack).values()
-                if weight.is_floating_point() and weight.numel() > 0
-                if not (weight.is_meta or is_traceable_wrapper_subclass(weight))
-            ]
+            self.weights = [weight for weight in acting_weights(stack).values() if is_readable(weight)]
             self.adapted = _adapted(stack)
             self.acting = [_acting(module) for module in self.adapted]
             self.structure = _digest(json.dumps(_meaning(stack.config), sort_keys=True, default=str))
@@ -75,17 +70,23 @@ class Fingerprint:
         versions = [0 if weight.is_inference() else weight._version for weight in self.weights]
         versions += [id(weight) for weight in self.weights]
         if versions != self.versions:
-            middle = [weight.detach()[tuple(size // 2 for size in weight.shape)].float() for weight in self.weights]
-            per_device: dict[torch.device, list[int]] = {}
-            for index, number in enumerate(middle):
-                per_device.setdefault(number.device, []).append(index)
-            numbers = [0.0] * len(middle)
-            for indices in per_device.values():
-                values = torch.stack([middle[index] for index in indices]).cpu().tolist()  # one wait for each device
-                for index, value in zip(indices, values, strict=True):
-                    numbers[index] = value
+            numbers = middle_numbers(self.weights)
             self.numbers, self.versions = struct.pack(f"{len(numbers)}f", *numbers).hex(), versions
         return self.numbers
+
+
+def middle_numbers(weights: Sequence[Tensor]) -> list[float]:
+    """The number in the middle of each weight, in float32."""
+    middle = [weight.detach()[tuple(size // 2 for size in weight.shape)].float() for weight in weights]
+    per_device: dict[torch.device, list[int]] = {}
+    for index, number in enumerate(middle):
+        per_device.setdefault(number.device, []).append(index)
+    numbers = [0.0] * len(middle)
+    for indices in per_device.values():
+        values = torch.stack([middle[index] for index in indices]).cpu().tolist()  # one wait for each device
+        for index, value in zip(indices, values, strict=True):
+            numbers[index] = value
+    return numbers
 
 
 def difference(one: str | None, other: str | None) -> str | None:
@@ -169,3 +170,12 @@ def _meaning(config: PreTrainedConfig) -> dict[str, Any]:
         name: _meaning(value) if isinstance(value, PreTrainedConfig) else value for name, value in settings.items()
     }
     return {"model_type": config.model_type, **settings}
+
+
+def is_readable(weight: Tensor) -> bool:
+    """Whether `middle_numbers` can look at it."""
+    return (
+        weight.is_floating_point()
+        and weight.numel() > 0
+        and not (weight.is_meta or is_traceable_wrapper_subclass(weight))
+    )

@@ -328,6 +328,13 @@ def test_what_changes_between_two_steps_is_noticed(uncompiled, name):
     for weight in model.parameters():
         weight.data = 1.1 * weight.data
     refused("Call compile_decoding again", step)
+    model, step = compiled()
+    model(input_ids=ids, use_cache=True)
+    step()
+    for weight in model.parameters():
+        weight.data.mul_(1.1)
+    model(input_ids=ids, use_cache=True)  # where it is noticed
+    refused("Call compile_decoding again", step)
     if name == "v2":
         model, step = compiled()
         model.lm_head = torch.nn.Linear(32, 60, bias=False)

@@ -121,6 +121,9 @@ def test_a_memory_in_use_is_of_the_adapters_that_acted(kind, tmp_path):
         refused("another configuration or adapter", use)
     adapted.set_adapter("default")
     assert memory.ask("Who?").text
+    for weight in adapted.parameters():
+        weight.data.mul_(1.5)  # PyTorch counts nothing of this
+    refused("the model must be as it was when it read the documents; got one of other weights", memory.ask, "Who?")
 
 
 def prefixed(model, kind="PrefixTuningConfig"):

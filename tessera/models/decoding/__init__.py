@@ -27,8 +27,9 @@ def compile_decoding(model: ModelT, weights: str = "float32") -> ModelT:
     Calls that read one token of each sequence behind a state take them; all others, and sequences with padding, are
     computed as before. A state made by either serves the other, and stays a value. Layers are compiled at the first
     such call (a C++ compiler is needed) and kept for later processes in `~/.cache/tessera` (or `$TESSERA_CACHE`).
-    Where a module has a forward hook, or other adapters of PEFT act than at this call, it is asked itself; changed
-    weights are refused (not those that `weight.data` was written into, which PyTorch counts nowhere). A copy is not
+    Where a module has a forward hook, or other adapters of PEFT act than at this call, it is asked itself. Changed
+    weights are refused. What is written into `weight.data` PyTorch counts nowhere: it is noticed at the next prompt,
+    where the number in the middle of a weight is another, so call `compile_decoding` again after it. A copy is not
     compiled.
 
     Args:

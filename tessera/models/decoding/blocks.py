@@ -112,6 +112,7 @@ class _CompiledBlock:
         may_run = may_run and len(layer.keys) == len(hidden) and hidden.dtype == layer.keys.dtype == self.dtype
         may_run = may_run and self.watch.may_run()
         if not may_run:
+            self.watch.look()
             return self.plain(*args, **kwargs)
         keys, values = _with_room(layer)
         length = layer.get_seq_length()

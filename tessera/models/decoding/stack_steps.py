@@ -85,7 +85,10 @@ class StackSteps:
         """One token behind a state by programs, anything else by the model itself."""
         said = {**dict(zip(("input_ids",), arguments, strict=False)), **keywords}
         output = self.try_step(**said) if len(arguments) < 2 else None
-        return self.plain(*arguments, **keywords) if output is None else output
+        if output is not None:
+            return output
+        self.watch.look()
+        return self.plain(*arguments, **keywords)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A copy of the model is not compiled."""
