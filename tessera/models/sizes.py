@@ -1,5 +1,6 @@
 """How large a model is and what a token costs, without allocating its weights."""
 
+import math
 import re
 
 import torch
@@ -9,6 +10,20 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from tessera.base.errors import expect
 
 WITHOUT_ATTENTION = ("linear_attention", "mamba", "conv", "moe", "mlp")  # kinds of layers
+WITH_A_STATE = ("linear_attention", "mamba", "hybrid")
+# A field by which a configuration with such layers is known -> the fields whose product is how many numbers the state
+# of a layer has, and the products of a token with each: to write it, to read it, and, by the delta rule, to look up
+# what it replaces.
+_HEADS = ("linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
+STATES: dict[str, tuple[tuple[str, ...], int]] = {
+    "linear_key_head_dim": (_HEADS, 3),
+    "linear_head_dim": (("linear_num_heads", "linear_head_dim", "linear_head_dim"), 3),
+    "mamba_d_head": (("mamba_n_heads", "mamba_d_head", "mamba_d_state"), 2),
+    "ssm_state_size": (("mamba_num_heads", "mamba_head_dim", "ssm_state_size"), 2),
+    "mamba_dt_rank": (("mamba_expand", "hidden_size", "mamba_d_state"), 2),
+    "linear_attn_alpha_factor": (("num_attention_heads", "head_dim", "head_dim"), 2),
+    "lru_width": (("lru_width",), 1),
+}
 # Parameters that read images, sounds and encoded texts, of which a text alone has none.
 NOT_OF_TEXT = re.compile(r"encoder_attn|cross_?attn|crossattention|projector|vision|visual|image|audio")
 # Fields of configurations whose arithmetic the rules for transformers do not have.
@@ -39,8 +54,8 @@ def flops_per_token(config: PreTrainedConfig, context: int, with_values: bool = 
     """Floating-point operations of the forward pass per token with `context` tokens before it.
 
     2 for every weight that multiplies (an embedding looks up; one tied to the output layer multiplies there), and for
-    each memory of each layer 2 per key and width for the similarities and 2 for the weighted values. What the states
-    of linear attention and state spaces compute beside their weights is left out.
+    each memory of each layer 2 per key and width for the similarities and 2 for the weighted values. Of linear
+    attention and state spaces 2 for each number of the state to write it and 2 to read it (the delta rule: 2 more).
 
     Without `with_values` the products of weights with values are left out. That is the rule of the v2 paper's tables
     (`2 N + 2 L n d`, Kaplan et al. 2020, as in Casson 2023): it alone gives their 18.9 B (large), 15.6 B (without
@@ -48,7 +63,8 @@ def flops_per_token(config: PreTrainedConfig, context: int, with_values: bool = 
     """
     pairs = sum(pairs_per_query(config, context))  # first: it refuses what the rules do not count
     keys, values = recall_widths(config)
-    return 2 * multiplying_weights(meta_model(config)) + 2 * (keys + with_values * values) * pairs
+    per_token = multiplying_weights(meta_model(config)) + state_products(config)
+    return 2 * per_token + 2 * (keys + with_values * values) * pairs
 
 
 def flops_per_sequence(config: PreTrainedConfig, length: int) -> int:
@@ -58,7 +74,31 @@ def flops_per_sequence(config: PreTrainedConfig, length: int) -> int:
     """
     contexts = range(0, length, 1 + length // 100_000)
     pairs = sum(sum(pairs_per_query(config, context)) for context in contexts) * length // max(1, len(contexts))
-    return 2 * multiplying_weights(meta_model(config)) * length + 2 * sum(recall_widths(config)) * pairs
+    per_token = multiplying_weights(meta_model(config)) + state_products(config)
+    return 2 * per_token * length + 2 * sum(recall_widths(config)) * pairs
+
+
+def state_products(config: PreTrainedConfig) -> int:
+    """Products of a token with the states of a hybrid's layers of linear attention and state spaces: see `STATES`.
+
+    Raises `TesseraError` for layers whose state has another form.
+    """
+    text = config.get_text_config()
+    layers = sum(kind in WITH_A_STATE for kind in getattr(text, "layer_types", None) or ())
+    if not layers:
+        return 0
+    known = next((rule for field, rule in STATES.items() if getattr(text, field, None) is not None), None)
+    advice = "Its configuration may answer by a method pairs_per_query(context)."
+    needed = "have states whose size is known"
+    expect(known is not None, "flops_per_token", "config", needed, config.model_type, advice)
+    fields, times = known or ((), 0)
+    sizes = [head_width(text) if field == "head_dim" else getattr(text, field) for field in fields]
+    return layers * times * math.prod(sizes)
+
+
+def head_width(text: PreTrainedConfig) -> int:
+    """Numbers in a key of a head of attention."""
+    return getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
 
 
 def recall_widths(config: PreTrainedConfig) -> tuple[int, int]:
@@ -69,8 +109,7 @@ def recall_widths(config: PreTrainedConfig) -> tuple[int, int]:
     heads = num_layers(config) * text.num_attention_heads
     if getattr(text, "kv_lora_rank", None):  # latent attention (DeepSeek): `head_dim` is that of the rotated part
         return heads * (text.qk_nope_head_dim + text.qk_rope_head_dim), heads * text.v_head_dim
-    width = heads * (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
-    return width, width
+    return heads * head_width(text), heads * head_width(text)
 
 
 def num_layers(config: PreTrainedConfig) -> int:
@@ -87,7 +126,7 @@ def cached_numbers(config: PreTrainedConfig) -> int:
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     if getattr(text, "multi_query", False) and not getattr(text, "new_decoder_architecture", False):  # Falcon
         heads = 1
-    return 2 * heads * (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
+    return 2 * heads * head_width(text)
 
 
 def multiplying_weights(model: PreTrainedModel) -> int:

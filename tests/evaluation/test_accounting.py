@@ -5,11 +5,12 @@ import torch
 import transformers as hf
 from torch.utils.flop_counter import FlopCounterMode
 
+import tessera
 from tessera.cli.main import main
 from tessera.evaluation.accounting import account, training_flops_per_sequence
 from tessera.memories.linear_attention import VARIANTS
 from tessera.models.linear_attention import LinearAttentionConfig
-from tessera.models.sizes import pairs_per_query
+from tessera.models.sizes import attention_shares, meta_model, multiplying_weights, pairs_per_query
 from tessera.models.transformer import POSITIONS, transformer_config
 from tests.refusals import refused
 
@@ -22,8 +23,8 @@ def small(positions):
     )
 
 
-def llama():
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 60}
+def llama(vocab_size=60):
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": vocab_size}
     return hf.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False)
 
 
@@ -120,6 +121,57 @@ def test_layers_without_attention_compare_no_pairs(name):
     near, far = account(config, 100, torch.float32), account(config, 200)
     assert far.flops_per_token - near.flops_per_token == 100 * 4 * 4 * 8
     assert near.state_bytes_per_1000_tokens == 1000 * 2 * 2 * 8 * 4
+
+
+LINEAR = {"linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 6}
+SSD = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 6}
+IN_STATES = {  # fields, FLOPs of a token with the states by hand: layers x (write + read (+ look up)) x numbers
+    "minimax": ({"layer_types": ["linear_attention"] * 3 + ["full_attention"]}, 3 * (2 + 2) * 4 * 8 * 8),
+    "qwen3_next": ({**LINEAR, "linear_num_key_heads": 2, "head_dim": 8}, 3 * (2 + 2 + 2) * 4 * 8 * 6),
+    "jamba": ({"mamba_d_state": 6, "attn_layer_period": 4, "attn_layer_offset": 1}, 3 * (2 + 2) * 2 * 32 * 6),
+    "bamba": ({**SSD, "attn_layer_indices": [1]}, 3 * (2 + 2) * 4 * 16 * 6),
+    "falcon_h1": ({**SSD, "mamba_d_ssm": 64, "head_dim": 8}, 4 * (2 + 2) * 4 * 16 * 6),
+    "recurrent_gemma": ({"lru_width": 32, "head_dim": 8, "attention_window_size": 8}, 3 * 2 * 32),
+}
+
+
+@pytest.mark.parametrize("kind", IN_STATES)
+def test_states_of_hybrids_are_written_and_read(kind):
+    """They were left out, a third of what small ones compute."""
+    sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
+    own, in_states = IN_STATES[kind]
+    config = hf.AutoConfig.for_model(kind, **sizes, **own, num_attention_heads=4, num_key_value_heads=2)
+    in_weights = 2 * multiplying_weights(meta_model(config))
+    full, windowed = attention_shares(config)
+    in_attention = round(4 * (full * 100 + windowed * 8)) * 4 * 4 * 8
+    assert account(config, 100).flops_per_token == in_weights + in_attention + in_states
+    of_text = sum(account(config, context).flops_per_token for context in range(5))
+    assert training_flops_per_sequence(config, 5) == 3 * of_text
+
+
+@pytest.mark.parametrize("wrap", [tessera.wrap, tessera.wrap_rmt, tessera.wrap_prmt])
+def test_memory_tokens_have_no_logits(wrap):
+    """A large vocabulary was counted for them too: 12 % of a small model."""
+    base = hf.LlamaForCausalLM(llama(vocab_size=300))
+    base.set_attn_implementation("eager")
+    model, length = wrap(base, segment_size=8, num_memory_tokens=2).eval(), 320  # of which 8 have nothing to read
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=torch.zeros(1, length, dtype=torch.long), use_cache=False).logits  # noqa: B018
+    assert model.flops_per_token(length) == pytest.approx(counter.get_total_flops() / length, rel=0.02)
+
+
+def test_a_hybrid_costs_what_a_step_behind_its_state_does():
+    """MiniMax computes with its state by products of matrices, which PyTorch counts."""
+    sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "head_dim": 8}
+    kinds = {"layer_types": IN_STATES["minimax"][0]["layer_types"], "num_local_experts": 4, "num_experts_per_tok": 2}
+    config = hf.MiniMaxConfig(**sizes, **kinds, num_attention_heads=4, num_key_value_heads=2)
+    model = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager")
+    ids = torch.zeros(1, LENGTH, dtype=torch.long)
+    with torch.no_grad():
+        state = model.eval()(ids[:, :-1], use_cache=True).past_key_values
+        with FlopCounterMode(display=False) as counter:
+            model(ids[:, -1:], past_key_values=state, use_cache=True)
+    assert account(config, LENGTH).flops_per_token == counter.get_total_flops()
 
 
 TINY = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
