@@ -60,7 +60,8 @@ def first_line(error: BaseException) -> str:
 def is_out_of_memory(error: Exception) -> bool:
     """Whether it is Python's, a GPU's, or what PyTorch says on CPUs, where it has no class of its own."""
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return named or any(sign in str(error) for sign in ("can't allocate memory", "Storage size calculation overflowed"))
+    signs = ("can't allocate memory", "not enough memory", "Storage size calculation overflowed")
+    return named or any(sign in str(error) for sign in signs)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ is taken for seed.)
 
 The same command goes on where it was stopped, and trains no run twice. Each run is a folder under --output, as tessera
 train makes it; sweep.json beside them holds the table. A run whose loss is not finite, or for which there is too little
-memory, is a row that says so.
+memory, is a row that says so. Called again, only the latter is tried again; delete the folder of another.
 """
 
 import argparse

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from tessera.base import plugins
 from tessera.base.bar_lines import bar_stream
 from tessera.base.dataclass_io import to_json
-from tessera.base.errors import TesseraError, expect
+from tessera.base.errors import TesseraError, expect, first_line, is_out_of_memory
 from tessera.base.files import remove, write_text_atomically, writing
 from tessera.base.locks import held
 from tessera.evaluation.provenance import num_cores, provenance
@@ -188,6 +188,11 @@ def _told(job: Job, run: Run, error: BaseException) -> Exception:
         return TesseraError(
             f"reproduce {job.experiment}: a worker process must not end early; that of {run.key} was killed (out "
             "of memory?). The same command goes on from the checkpoints; --workers 1 needs the least memory."
+        )
+    if is_out_of_memory(error):
+        return TesseraError(
+            f"reproduce {job.experiment}: {run.key} must fit into memory; got {first_line(error)[:200]}. The same "
+            "command goes on from the checkpoints; --workers 1 needs the least memory."
         )
     # The cause is the traceback in the other process.
     return error if isinstance(error, TesseraError) else RuntimeError(f"{run.key}:\n{error.__cause__}")

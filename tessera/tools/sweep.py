@@ -68,11 +68,13 @@ class Sweep(NamedTuple):
         return cls(recipe, points, recipes, output or Path("runs") / "sweeps" / recipes[0].name)
 
     def run(self, begin: Callable[[int, Point], None] = lambda number, point: None) -> dict[str, Any]:
-        """Train what is not trained yet; a run that was stopped goes on. Returns what `sweep.json` holds.
+        """Train what is not trained yet; a run that was stopped goes on, one that diverged does not. Returns what
+        `sweep.json` holds.
 
         That is the recipe, `shared`: the overrides of all runs, `runs`: see `outcome`, and the folder of the `best`.
         The file is written anew after each run. `begin(number, point)` is called before a training. One whose loss is
-        not finite, or that needs more memory than there is, is noted as such, and the next begins.
+        not finite, or that needs more memory than there is, is noted as such, and the next begins. Where there was too
+        little memory the next call tries again.
         Raises `TesseraError`: data that cannot be used, or a folder that holds other things.
         """
         varying = {key for key, _ in self.points[0].values}
@@ -83,9 +85,14 @@ class Sweep(NamedTuple):
             "runs": [],
             "best": None,
         }
+        earlier = [_row(self.output / point.folder) for point in self.points]
         for number, (point, recipe) in enumerate(zip(self.points, self.recipes)):
             folder, problem = self.output / point.folder, ""
-            if not ((folder / RESULT).is_file() and equals_saved(folder / RECIPE, recipe)):
+            is_same = equals_saved(folder / RECIPE, recipe)
+            if is_same and not (folder / RESULT).is_file():
+                problem = str(earlier[number].get("problem", ""))
+            if NO_MEMORY in problem or not (problem or (is_same and (folder / RESULT).is_file())):
+                problem = ""
                 begin(number, point)
                 try:
                     train(recipe, folder, resume=True)
@@ -97,7 +104,8 @@ class Sweep(NamedTuple):
             winner = best(table["runs"])
             table["best"] = None if winner is None else table["runs"][winner]["folder"]
             with writing(self.output, "output folder", "Use --output."):
-                text = json.dumps(table, indent=1, allow_nan=False)
+                rows = table["runs"] + [row for row in earlier[number + 1 :] if row]  # what a kill must not lose
+                text = json.dumps({**table, "runs": rows}, indent=1, allow_nan=False)
                 write_text_atomically(self.output / TABLE, text + "\n")
         return table
 
@@ -134,12 +142,16 @@ def run_names(folders: Sequence[Path]) -> list[str]:
 
 def _settings(folder: Path) -> str:
     """What a sweep varied, in the run that it made in `folder`; empty of other runs."""
+    return ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in _row(folder).get("values", {}).items())
+
+
+def _row(folder: Path) -> dict[str, Any]:
+    """What the table of the sweep beside `folder` says of the run in it; empty where there is none."""
     try:
         runs = json.loads((folder.parent / TABLE).read_text(encoding="utf-8"))["runs"]
-        values = next(run["values"] for run in runs if Path(run["folder"]).name == folder.name)
-        return ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, StopIteration):  # no table, or a changed one
-        return ""
+        return next({**run, "values": dict(run["values"])} for run in runs if Path(run["folder"]).name == folder.name)
+    except (OSError, ValueError, TypeError, LookupError, StopIteration, RecursionError):  # no table, or a changed one
+        return {}
 
 
 def best(runs: Sequence[dict[str, Any]]) -> int | None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tessera.tools.sweep import BITS, NUMBERS, Sweep, best, grid, over_seeds
+from tessera.tools.sweep import outcome as outcome_of
 from tests.cli.conftest import OPTIONS
 from tests.refusals import refused
 
@@ -45,14 +46,34 @@ def test_a_grid_from_end_to_end(done, corpus, tmp_path):
     assert [run["validation_loss"] for run in json.loads(out)["runs"]] == losses
 
 
-def test_a_run_that_diverges_is_a_row(done, corpus, tmp_path):
+def test_a_run_that_diverges_is_a_row(done, tessera, corpus, tmp_path, monkeypatch):
     grid = ("training.learning_rate=1e-3,1e6", "training.clip=0", "training.warmup_steps=0", "training.steps=8")
     options = [option for option in OPTIONS if not option.startswith(("training.steps", "training.warmup"))]
-    out, _ = done("sweep", "tiny", f"data.source={corpus}", *options, *grid, "--output", tmp_path / "runs")
+    command = ("sweep", "tiny", f"data.source={corpus}", *options, *grid, "--output", tmp_path / "runs")
+    out, _ = done(*command)
     first, second = out.splitlines()[1:3]
     assert first.endswith("best")
     assert second.endswith("not finite")
-    assert json.loads((tmp_path / "runs" / "sweep.json").read_text())["runs"][1]["validation_loss"] is None
+    table = (tmp_path / "runs" / "sweep.json").read_text()
+    assert json.loads(table)["runs"][1]["validation_loss"] is None
+    # Called again, it was trained again from its last checkpoint, to the same end.
+    assert done(*command) == (out, "")
+    assert (tmp_path / "runs" / "sweep.json").read_text() == table
+    shutil.rmtree(tmp_path / "runs" / "learning_rate=1e6")
+    out_again, err = done(*command)
+    assert (out_again, "run 2 of 2: learning_rate=1e6" in err) == (out, True)
+    # Nor is that forgotten where a call is stopped before it comes to it.
+    shutil.rmtree(tmp_path / "runs" / "learning_rate=1e-3")
+    with monkeypatch.context() as patch:
+        made = iter([outcome_of])
+        patch.setattr("tessera.tools.sweep.outcome", lambda *of: next(made, _interrupted)(*of))
+        assert tessera(*command)[0] == 130
+    out_again, err = done(*command)
+    assert (out_again, "run " in err) == (out, False)
+
+
+def _interrupted(*_):
+    raise KeyboardInterrupt
 
 
 def test_a_run_that_its_last_step_breaks_is_a_row(done, tessera, corpus, tmp_path):
@@ -114,7 +135,7 @@ def test_a_run_without_memory_is_a_row_and_the_next_begins(done, tmp_path, monke
     """It ended the sweep, and did so again whenever that went on."""
 
     def train(recipe, folder, resume):
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         if recipe.training.batch_size == 64:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80 GiB.")
         numbers = {"validation_loss": 1.0, "validation_bits_per_byte": 1.0, "parameters": 5, "tokens": 7}
@@ -125,6 +146,9 @@ def test_a_run_without_memory_is_a_row_and_the_next_begins(done, tmp_path, monke
     assert [line.split()[-1] for line in out.splitlines()[1:3]] == ["memory", "best"]
     table = json.loads((tmp_path / "runs" / "sweep.json").read_text())
     assert table["runs"][0]["problem"].startswith("out of memory: CUDA out of memory. Tried")
+    monkeypatch.setattr("tessera.tools.sweep.equals_saved", lambda path, recipe: path.parent.is_dir())
+    _, err = done("sweep", "tiny", "--output", tmp_path / "runs", "training.batch_size=64,32")
+    assert err == "run 1 of 2: batch_size=64\n"  # there may be more by now
 
 
 def test_another_sweep_in_the_same_folder_is_refused(tessera, corpus, tmp_path):

@@ -13,7 +13,7 @@ from tessera.papers.experiment import Record, Run
 
 @dataclass(frozen=True)
 class Chores:
-    """`work`, `fail`, `fail late` (when another waits), `mistake`, `die`, `wait` (until there is `home / "go"`)."""
+    """`work`, `fail`, `fail late` (when another waits), `mistake`, `die`, `wait` (until there is `home / "go"`), no memory for Python or for `torch`."""
 
     home: Path
     experiment: str = "chores"
@@ -34,6 +34,10 @@ class Chores:
             raise TesseraError(f"{run.key}: failed")
         if word == "mistake":
             1 / 0  # noqa: B018
+        if word == "python":
+            raise MemoryError
+        if word == "torch":
+            raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes.\nof C++")
         if word == "die":
             os._exit(1)
         return Record(run.configuration, {"threads": threads}, {"process": os.getpid()})

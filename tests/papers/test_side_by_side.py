@@ -11,7 +11,7 @@ import pytest
 from tessera.papers import runner
 from tessera.papers.experiment import Run
 from tests.papers.chores import Chores, two_that_wait
-from tests.refusals import refused
+from tests.refusals import refused, refused_in_a_line
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +73,14 @@ def test_a_finished_run_is_kept_although_another_failed_in_the_same_moment(do, m
 
 def test_a_killed_process_is_told_in_a_line(do):
     refused(r"reproduce chores: a worker process must not end early; that of die was killed", do, "die", "wait")
+
+
+@pytest.mark.parametrize(("key", "said"), [("python", "MemoryError"), ("torch", "DefaultCPUAllocator: not enough memory")])
+def test_a_run_without_memory_is_told_in_a_line_and_those_that_ended_are_kept(do, monkeypatch, key, said):
+    """It was a traceback."""
+    monkeypatch.setattr(runner, "wait", lambda futures, *first: wait(futures))
+    refused_in_a_line(f"reproduce chores: {key} must fit into memory; got {said}", do, key, "work")
+    assert list(do.finished) == ["work"]
 
 
 def test_a_mistake_in_the_code_is_told_with_its_place(do):
