@@ -88,18 +88,22 @@ def open_or_build(
     *,
     begin_token: bool = False,
     end_token: bool = True,
+    known: Path | None = None,
 ) -> TokenStore:
     """The store of `source` in folder `cache`, tokenised now unless a complete one of the same fingerprint is there.
+
+    Nor where one is in the folder `known`, which is not written into.
 
     Time and memory: one pass over the text, one piece in memory. Raises `TesseraError` for text without tokens, a
     missing begin- or end-of-text token, or a folder that cannot be written.
     """
     special_tokens = _special_tokens(tokenizer, begin_token, end_token)
     name = fingerprint(source, tokenizer, special_tokens)
-    folder = cache / f"tokens-{name}"
-    store, reason = _open(folder, name)
-    if store is not None:
-        return store
+    folder, reason = cache / f"tokens-{name}", ""
+    for place in (cache,) if known is None else (known, cache):
+        store, reason = _open(place / folder.name, name)
+        if store is not None:
+            return store
     if reason:
         log.warning(f"token store {folder}: {reason}; it is made again from the text")
     with writing(f"token store {folder}"), working_in(cache):

@@ -33,7 +33,7 @@ class EvaluationText:
 
     source : the documents. held_out : evaluate on this last fraction of their tokens alone (1: on all). part : these
     two in words, such as "validation split". context : tokens per sequence. document_ids, begin_token, end_token : see
-    `DataSection`.
+    `DataSection`. stores : a folder in which its tokens may be stored already.
     """
 
     source: TextSource
@@ -43,11 +43,12 @@ class EvaluationText:
     document_ids: bool = False
     begin_token: bool = False
     end_token: bool = True
+    stores: Path | None = None
 
     def windows(self, tokenizer: PreTrainedTokenizerFast, limit: int | None, cache: Path) -> ValidationWindows:
         """At most `limit` sequences; the tokens are stored in `cache`."""
         special_tokens = {"begin_token": self.begin_token, "end_token": self.end_token}
-        split = Split.of(open_or_build(self.source, tokenizer, cache, **special_tokens))
+        split = Split.of(open_or_build(self.source, tokenizer, cache, known=self.stores, **special_tokens))
         if self.held_out < 1:
             split = split.divided(self.held_out)[1]
         return ValidationWindows(split, self.context, limit, self.document_ids)

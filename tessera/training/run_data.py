@@ -12,6 +12,7 @@ from tessera.evaluation.loss import EvaluationText
 from tessera.recipes.model_section import segment_tokens
 from tessera.recipes.sections import DataSection, Recipe
 from tessera.tasks.question_answering import QuestionTask, question_task
+from tessera.training.corpus import STORES
 from tessera.training.folder import RECIPE
 
 
@@ -104,4 +105,5 @@ def evaluation_text(
         held_out = section.validation_fraction
         part = f"the last {100 * held_out:g} % of its tokens"
     shared = {name: getattr(section, name) for name in ("context", "document_ids", "begin_token", "end_token")}
-    return EvaluationText(source, part=part, held_out=held_out, **shared)
+    stores = Path(folder).resolve().parent / STORES
+    return EvaluationText(source, part=part, held_out=held_out, stores=stores, **shared)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tessera as library
+from tessera.data import store
 from tessera.data.sources import text_source
 from tessera.data.store import open_or_build
 from tessera.data.tokenizers import train_bpe
@@ -52,6 +53,27 @@ def test_the_text_that_is_named_is_the_text_that_is_read(tessera, done, refused,
     out, _ = done("eval", run_folder, "--data", "stories", "--sequences", 2, "--context", 16)
     assert "tokens of stories (validation split, 2 of " in out
     assert "sequences spread over it) in 2 sequences of 16" in out
+
+
+def test_a_run_is_evaluated_on_the_tokens_that_it_has_stored(done, run_folder, corpus, tmp_path, monkeypatch):
+    """Hours of tokenising were done again; a run away from its stores has the same numbers."""
+    shutil.copytree(run_folder, tmp_path / "runs" / "alone")
+    (tmp_path / "other.txt").write_text("Once upon a time there was a queen. " * 40)
+    made, build = [], store._build
+    monkeypatch.setattr(store, "_build", lambda *arguments: made.append(arguments[2]) or build(*arguments))
+    losses = []
+    for folder in (run_folder, tmp_path / "runs" / "alone"):
+        losses.append(json.loads(done("eval", folder, "--json")[0])["loss"])
+        assert len(made) == len(losses) - 1
+    assert losses[0] == losses[1]
+    assert not (tmp_path / "runs" / "stores").exists()
+    done("eval", run_folder, "--data", tmp_path / "other.txt")
+    assert len(made) == 2
+    shutil.copytree(run_folder.parent / "stores", tmp_path / "runs" / "stores")
+    for file in (tmp_path / "runs" / "stores").glob("*/tokens.bin"):  # a damaged store
+        file.write_bytes(bytes(file.stat().st_size))
+    assert json.loads(done("eval", tmp_path / "runs" / "alone", "--json")[0])["loss"] == losses[0]
+    assert len(made) == 3
 
 
 def test_a_text_shorter_than_a_context_names_the_option(refused, run_folder):
