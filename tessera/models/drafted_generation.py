@@ -129,7 +129,7 @@ class DraftedGeneration:
         return getattr(past_key_values, "reorder", past_key_values.select_batch)(beam_idx)
 
     def init_continuous_batching(self: Any, *arguments: Any, **keywords: Any) -> NoReturn:
-        """Refused, and with it `generate_batch`: transformers pages a cache of keys and values, and errs in a thread."""
+        """Refused, as is `generate_batch`: transformers pages a cache of keys and values, and errs in a thread."""
         got = f"{self.config.model_type}, whose state is a value"
         advice = "Use generate, which takes several prompts at once (padded on the left)."
         raise TesseraError(f"generate_batch: the model must keep a cache that can be paged; got {got}. {advice}")

@@ -5,6 +5,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
@@ -43,7 +44,7 @@ def open_corpus(recipe: Recipe, run: Path, *, saved_tokenizer: bool = True) -> C
         tokenizer = pretrained_tokenizer(str(run))
     else:
         tokenizer = _new_tokenizer(recipe, training, cache)
-    special_tokens = {"begin_token": recipe.data.begin_token, "end_token": recipe.data.end_token}
+    special_tokens: dict[str, Any] = {"begin_token": recipe.data.begin_token, "end_token": recipe.data.end_token}
     everything = Split.of(open_or_build(training, tokenizer, cache, **special_tokens))
     if validation is None:
         parts = everything.divided(recipe.data.validation_fraction)

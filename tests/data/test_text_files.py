@@ -81,7 +81,7 @@ def test_marks_of_other_systems_are_no_text(tmp_path, piece):
         (b"%PDF-1.7\n", "this is a PDF; pdftotext makes text of it"),
         (b"PK\x03\x04...", "this is a zip archive, such as docx"),
         ("a king".encode("utf-16"), "this is UTF-16; run iconv -f UTF-16"),
-        ("a king".encode("utf-16-le"), "without NUL; byte 1 is NUL, as in UTF-16LE. If it is text, convert it by iconv"),
+        ("a king".encode("utf-16-le"), "without NUL; byte 1 is NUL, as in UTF-16LE. If it is text, convert it"),
         ("a king".encode("utf-16-be"), "without NUL; byte 0 is NUL, as in UTF-16BE"),
         ("grün".encode("utf-16-le"), "as in UTF-16LE"),  # it has bytes that are no UTF-8, too
         (b"a king" * 200_000 + b"\0", "byte 1200000 is NUL"),  # of a second piece

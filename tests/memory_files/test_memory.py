@@ -340,7 +340,7 @@ def test_a_text_is_kept_once_whatever_it_is_called(kind, tmp_path, monkeypatch, 
     (sub / "a.txt").write_text(TEXTS["home"])
     (other / "a.txt").write_text(TEXTS["home"])
     for source, name in ((Path("sub/a.txt"), "a.txt"), (other / "a.txt", "other/a.txt")):
-        refused(f"must be new; got '{name}', that of another text. Forget it first, or give this one", read.read, source)
+        refused(f"must be new; got '{name}', that of another text. Forget it first", read.read, source)
     merged = memory(model, "kings", "home").merge(read.forget("home"))
     assert merged.names == ["kings", "home", "other/a.txt"]
     said = "merge: 'a.txt' is there already, as 'kings', with the same text; it is kept once\n"

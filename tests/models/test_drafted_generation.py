@@ -317,5 +317,5 @@ def test_an_lstm_stops_at_a_string():
 @pytest.mark.parametrize("name", ["v1", "v2", "armt", "rmt", "prmt", "gla", "lstm"])
 def test_continuous_batching_is_refused_at_once(name):
     """transformers erred in a thread, and `generate_batch` returned nothing after a minute."""
-    message = "generate_batch: the model must keep a cache that can be paged; got .*, whose state is a value. Use generate"
+    message = "generate_batch: the model must keep a cache that can be paged; got .*, whose state is a value. Use"
     refused(message, make(name).generate_batch, [[1, 2, 3], [4, 5]], max_new_tokens=3)

@@ -13,7 +13,10 @@ from tessera.papers.experiment import Record, Run
 
 @dataclass(frozen=True)
 class Chores:
-    """`work`, `fail`, `fail late` (when another waits), `mistake`, `die`, `wait` (until there is `home / "go"`), no memory for Python or for `torch`."""
+    """`work`, `fail`, `fail late` (when another waits), `mistake`, `die`, `wait` (until there is `home / "go"`).
+
+    `python` and `torch` find no memory.
+    """
 
     home: Path
     experiment: str = "chores"

@@ -75,7 +75,9 @@ def test_a_killed_process_is_told_in_a_line(do):
     refused(r"reproduce chores: a worker process must not end early; that of die was killed", do, "die", "wait")
 
 
-@pytest.mark.parametrize(("key", "said"), [("python", "MemoryError"), ("torch", "DefaultCPUAllocator: not enough memory")])
+@pytest.mark.parametrize(
+    ("key", "said"), [("python", "MemoryError"), ("torch", "DefaultCPUAllocator: not enough memory")]
+)
 def test_a_run_without_memory_is_told_in_a_line_and_those_that_ended_are_kept(do, monkeypatch, key, said):
     """It was a traceback."""
     monkeypatch.setattr(runner, "wait", lambda futures, *first: wait(futures))

@@ -310,7 +310,8 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         size, front = self.config.segment_size, self._memory().at_front * self.config.num_memory_tokens
         positions = size + front + self.config.num_memory_tokens
         base = flops_per_token(self.config.base_config, min(context, size) + front)
-        head = 2 * self.get_output_embeddings().weight.numel()  # of the text alone
+        read_out: Any = self.get_output_embeddings()
+        head = 2 * read_out.weight.numel()  # of the text alone
         return (base - head) * positions // size + head + self._memory_flops_per_token()
 
     def _memory_flops_per_token(self) -> int:

@@ -246,7 +246,7 @@ def questions_after(kind: str, facts: Sequence[str]) -> tuple[Question, ...]:
 def read_stories(path: Path) -> list[Story]:
     """The stories of a file of bAbI, one for each question: the facts up to it, earlier questions dropped.
 
-    Raises `TesseraError`: a file that is no text, a line that is neither `ID fact` nor `ID question<tab>answer<tab>IDs`.
+    Raises `TesseraError`: no text, or a line that is neither `ID fact` nor `ID question<tab>answer<tab>IDs`.
     """
     stories: list[Story] = []
     facts: list[str] = []
