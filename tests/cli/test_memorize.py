@@ -392,7 +392,7 @@ def test_of_two_processes_that_store_into_one_file_neither_loses_its_work(
 def test_a_chat_stores_into_its_file_again_but_over_no_other(tessera, run_folder, tmp_path, monkeypatch):
     file, texts = tmp_path / "m.st", [tmp_path / f"{name}.txt" for name in ("zero", "one", "two")]
     for path in texts:
-        path.write_text("a king ")
+        path.write_text(f"a king {path.stem} ")  # one text is kept once
     tessera("memorize", run_folder, texts[0], "--out", file)
     save, saves = Memory.save, []
 
