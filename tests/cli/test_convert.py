@@ -159,7 +159,7 @@ def test_weights_that_are_no_numbers_are_not_saved(published, tessera, tmp_path)
 
 def test_arguments_nested_for_ever_and_pipes(published, refused, tmp_path):
     save_file(published[0], tmp_path / "weights.safetensors")
-    (tmp_path / "deep.json").write_text('{"a":' * 5000 + "1" + "}" * 5000)
+    (tmp_path / "deep.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
     os.mkfifo(tmp_path / "pipe")
     command, weights = ("convert", "--source", "nano-mosaics"), tmp_path / "weights.safetensors"
     for name, message in (("deep.json", "cannot be read as JSON"), ("pipe", "which is no plain file")):
