@@ -230,7 +230,6 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
                 row alone); zeros inside hide a position. With a cache (B, T before + T), ones for new tokens.
             labels: (B, T), shifted inside once across the whole text, -100 left out. loss_mask: booleans (B, T),
                 whether position t, which predicts label t + 1, counts; default: all but zeros of `attention_mask`.
-                Padding at a row's ends, which is not read, never does.
             shift_labels: (B, T), in place of labels: the target of each position itself. Only a keyword, as the
                 Trainer evaluates nothing where a named argument with labels is left out.
             memory_state: of B rows, or fewer: each then serves as many consecutive rows of `input_ids`. Many questions

@@ -141,16 +141,12 @@ def shifted_targets(
 
     Args:
         labels: (B, T) token indices; -100 is left out. loss_mask: booleans (B, T), whether position t, which predicts
-            label t + 1, counts; None: all do but padding, which neither predicts nor is predicted. Padding at a row's
-            ends never does. real: booleans (B, T), what is no padding, or None. are_shifted: label t is the target of
-            position t itself.
+            label t + 1, counts; None: all do but padding, which neither predicts nor is predicted. real: booleans
+            (B, T), what is no padding, or None. are_shifted: label t is the target of position t itself.
     """
     targets = labels.clone() if are_shifted else torch.full_like(labels, IGNORED)
     if not are_shifted:
         targets[:, :-1] = labels[:, 1:]
     if loss_mask is None and real is not None:
         loss_mask = real & torch.cat([real[:, 1:], real[:, -1:]], 1)
-    elif loss_mask is not None and real is not None:  # what lies outside of a row's text is not read
-        begun, goes_on = real.int().cummax(1).values, real.int().flip(1).cummax(1).values.flip(1)
-        loss_mask = loss_mask.bool() & (begun & goes_on).bool()
     return targets if loss_mask is None else targets.masked_fill(~loss_mask.bool(), IGNORED)

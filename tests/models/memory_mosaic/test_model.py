@@ -42,6 +42,8 @@ def test_dropout_acts_in_training_alone(place):
 def test_bad_tokens_are_named():
     model = build()
     refused(r"input_ids must lie in 0\.\.60 \(vocab_size 61\); got values from 3 to 61", model, torch.tensor([[3, 61]]))
+    with pytest.raises(TesseraError, match=r"labels must lie in 0\.\.60 \(vocab_size\) or be -100; got 61"):
+        model(torch.tensor([[3, 4]]), labels=torch.tensor([[3, 61]]))
     refused("the prompt must hold at least one token", model, torch.zeros(1, 0, dtype=torch.long))
 
 
