@@ -128,8 +128,6 @@ def _decoded(path: Path, file: BinaryIO | gzip.GzipFile, piece_bytes: int) -> It
         except UnicodeDecodeError as error:
             byte = offset - pending + error.start
             advice = "Convert it, such as by iconv -f LATIN1 -t UTF-8."
-            if b"\0" in data:  # iconv would make letters of it without a word
-                advice = "It holds NUL bytes: it is no text, or UTF-16 without a mark (iconv -f UTF-16LE -t UTF-8)."
             raise TesseraError(f"{path}: text must be UTF-8; byte {byte} is not. {advice}") from None
         offset += len(data)
         if is_first and text:

@@ -150,10 +150,12 @@ def test_memories_are_made_listed_merged_and_forgotten(call, folder, tmp_path):
     assert (status, len(out.splitlines())) == (0, 4)
     status, out, err = call("memories", "info", tmp_path / "one.txt", both)
     assert (status, "two.txt: 90 bytes, 89 tokens" in out, err.count("\n")) == (2, True, 1)
+    (tmp_path / "two.txt").write_text("another text")
+    call("memorize", folder, tmp_path / "two.txt", "--out", other := tmp_path / "other.m")
     for words, message in [
         (("memories", "forget", both, "two.txt"), "a document must be left; got none"),
         (("memories", "forget", both, "three.txt"), "be one of 'two.txt'"),
-        (("memories", "merge", both, second, "--out", tmp_path / "x"), "have different names"),
+        (("memories", "merge", both, other, "--out", tmp_path / "x"), "have different names"),
         (("memories", "merge", both, second), "--out must be given"),
         (("memories", "info", tmp_path / "one.txt"), "memories: M must be a stored memory"),
         (("memories", "forget", both), "forget must be followed by a memory and a document"),
