@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,9 @@ NAME = "tessera_intercepted"
 # (B, T, H, D) -> answers
 AttentionInterceptor = Callable[[nn.Module, Tensor, Tensor, Tensor, Tensor | None, float, Tensor], Tensor]
 _ACTIVE = threading.local()
+# How many threads look into a model now, and the attention that it has otherwise.
+_WATCHED: WeakKeyDictionary[PreTrainedModel, tuple[int, str]] = WeakKeyDictionary()
+_LOCK = threading.Lock()
 
 
 @contextmanager
@@ -33,16 +37,24 @@ def intercepted_attention(model: PreTrainedModel, interceptor: AttentionIntercep
             "inspection: model must compute its attention by transformers' AttentionInterface, by softmax without caps "
             f"and sinks; {type(model).__name__} does not. Its weights can be seen, but no head or pair left out."
         )
-    before = model.config._attn_implementation
-    AttentionInterface.register(NAME, _attend)
-    AttentionMaskInterface.register(NAME, sdpa_mask)  # else there is no mask: sliding windows would see all pairs
-    model.set_attn_implementation(NAME)
+    with _LOCK:  # the first thread exchanges the attention, the last puts it back
+        count, before = _WATCHED.get(model, (0, model.config._attn_implementation))
+        if count == 0:
+            AttentionInterface.register(NAME, _attend)
+            AttentionMaskInterface.register(NAME, sdpa_mask)  # else there is no mask: sliding windows would see all
+            model.set_attn_implementation(NAME)
+        _WATCHED[model] = count + 1, before
     _ACTIVE.interceptor = interceptor
     try:
         yield
     finally:
         _ACTIVE.interceptor = None
-        model.set_attn_implementation(before)
+        with _LOCK:
+            count, before = _WATCHED.pop(model)
+            if count > 1:
+                _WATCHED[model] = count - 1, before
+            else:
+                model.set_attn_implementation(before)
 
 
 def is_exchangeable(model: PreTrainedModel) -> bool:
@@ -126,7 +138,10 @@ def _bias(query: Tensor, key: Tensor, mask: Tensor | None, positions: Tensor) ->
     """What is added to scores (B, H, Q, N) of the queries at `positions`: -inf where they see nothing, or the mask."""
     pairs, steps = key.shape[2], query.shape[2]
     if mask is None:
-        visible = (torch.arange(pairs, device=key.device) <= (positions + pairs - steps)[:, None])[None, None]
+        # As PyTorch's own: one query sees all pairs; of several, query i sees pairs 0 to i, and what lies behind them is
+        # the empty rest of a static cache.
+        newest = torch.full_like(positions, pairs - 1) if steps == 1 else positions
+        visible = (torch.arange(pairs, device=key.device) <= newest[:, None])[None, None]
     else:
         visible = mask.expand(-1, -1, steps, -1)[:, :, positions, :pairs]
     if visible.dtype != torch.bool:

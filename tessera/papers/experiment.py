@@ -85,6 +85,9 @@ class About(NamedTuple):
     source: str
 
 
+WITH_KERNELS = ("mosaic", "mosaic_v2")  # models whose kernel --kernels chooses
+
+
 @dataclass(frozen=True)
 class Experiment:
     """One experiment of `tessera reproduce`; `EXPERIMENTS` has them by name.
@@ -134,6 +137,9 @@ class Experiment:
         expect(self.takes_data or not selection.data, "reproduce", "--data", no_data, selection.data)
         models = _checked("models", self.models, selection.models)
         kernels = _checked("kernels", self.kernels, selection.kernels)
+        have_kernels = kernels is None or models is None or any(model in WITH_KERNELS for model in models)
+        needed = f"be left out, or --models name one of {', '.join(WITH_KERNELS)}, which have kernels"
+        expect(have_kernels, "reproduce", "--kernels", needed, f"--models {' '.join(models or ())}")
         return self.plan(replace(selection, models=models, kernels=kernels))
 
 

@@ -76,7 +76,7 @@ def is_machine_written(path: Path) -> bool:
 def expect_same(run: Path, recipe: Recipe) -> None:
     """Raise `TesseraError` unless the run's recipe says what `recipe` says, naming the first key that differs.
 
-    Keys that a later release has added count with their defaults, and those that it has dropped do not. Intervals may
+    Keys that the saved recipe lacks count with their defaults, and those that are unknown do not. Intervals may
     differ (but not of validations where there are stages, which end by them), and there may be more steps.
     """
     before, now = _flat(_completed(_read(run / RECIPE)[1])), _flat(recipe_to_dict(recipe))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import CONFIG_MAPPING, Gemma2Config, LlamaConfig, MistralConfig
+from transformers import CONFIG_MAPPING, Gemma2Config, LlamaConfig, MistralConfig, StaticCache
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 from tessera.base.errors import TesseraError
@@ -180,6 +180,25 @@ def test_a_head_is_not_left_out_of_attention_that_would_be_another():
     model = build(MistralConfig(**GROUPED))
     model.set_attn_implementation("tessera_biweight")
     refused("MistralForCausalLM does not", loss_of, model, IDS, Removal(find_sites(model)[0], head=0))
+
+
+@pytest.mark.parametrize("removal", [False, True])
+def test_a_static_cache_is_seen_as_far_as_it_is_filled(removal):
+    """transformers gives no mask at its beginning: what lies behind the text is empty, and no pair."""
+    config = LlamaConfig(
+        vocab_size=30, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        intermediate_size=16,
+    )  # fmt: skip
+    model, ids = build(config, scale=0.5), torch.arange(8)[None] * 5 % 30
+    cache = StaticCache(config=config, max_cache_len=20)
+    if removal:
+        pair = Removal(find_sites(model)[0], pair=2)
+        expected = loss_of(model, ids, pair)
+        torch.testing.assert_close(loss_of(model, ids, pair, past_key_values=cache), expected, equal_nan=True)
+        return
+    read = recall_weights(model, ids, [1, 7], past_key_values=cache)
+    for filled, plain in zip(read, recall_weights(model, ids, [1, 7]), strict=True):
+        torch.testing.assert_close(filled.weights, plain.weights)
 
 
 def test_the_model_is_as_before():

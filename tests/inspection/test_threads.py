@@ -8,6 +8,7 @@ import torch
 import tessera
 from tessera.data.tokenizers import byte_tokenizer
 from tessera.inspection import Removal, find_sites, loss_of, trace
+from tessera.inspection.attention_weights import intercepted_attention
 from tessera.inspection.recall import recall_weights
 from tests.inspection.models import IDS, build, gpt2, v1, v2
 
@@ -106,6 +107,35 @@ def test_citations_of_questions_that_are_asked_at_the_same_time():
     for thread in threads:
         thread.join()
     assert got == {question: [citations] * 3 for question, citations in zip(questions, expected)}
+
+
+def test_two_threads_that_look_into_one_transformer():
+    """The first to begin ends while the other looks on: its attention is still watched, and put back in the end."""
+    model = build(gpt2(), scale=0.5)
+    before, expected = model.config._attn_implementation, recalled(model)
+    has_begun, may_end, got = threading.Event(), threading.Event(), []
+
+    def wait(*call):
+        has_begun.set()
+        may_end.wait(30)
+
+    def look_first():
+        with torch.no_grad(), intercepted_attention(model, lambda *call: call[-1]):
+            wait()
+
+    def look_on(*call):
+        if not may_end.is_set():
+            may_end.set()
+            first.join()
+
+    first = threading.Thread(target=look_first)
+    first.start()
+    has_begun.wait(30)
+    with _last_layer(model).register_forward_pre_hook(look_on):
+        got = recalled(model)
+    assert may_end.is_set() and model.config._attn_implementation == before
+    for one, other in zip(expected, got, strict=True):
+        assert torch.equal(one, other)
 
 
 def _last_layer(model):

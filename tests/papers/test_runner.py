@@ -115,6 +115,15 @@ def test_refusals(go, toy, selection, message):
     assert not toy.executed
 
 
+def test_kernels_are_chosen_for_models_that_have_some():
+    """They were ignored without a word."""
+    choose = {"models": ("transformer",), "kernels": ("biweight",)}
+    for name in ("length_generalization", "regbench", "language_modeling"):
+        runs = EXPERIMENTS[name].runs
+        refused("--kernels must be left out, or --models name one of mosaic", runs, RunSelection("cpu", **choose))
+        assert runs(RunSelection("cpu", **choose | {"models": ("mosaic",)}))
+
+
 def test_the_librarys_names_are_taken_although_nothing_is_imported():
     catalogue = Catalogue(LIBRARY)
     refused("'induction' is already registered", catalogue.add, "induction", module.EXPERIMENT)
