@@ -138,8 +138,8 @@ def _bias(query: Tensor, key: Tensor, mask: Tensor | None, positions: Tensor) ->
     """What is added to scores (B, H, Q, N) of the queries at `positions`: -inf where they see nothing, or the mask."""
     pairs, steps = key.shape[2], query.shape[2]
     if mask is None:
-        # As PyTorch's own: one query sees all pairs; of several, query i sees pairs 0 to i, and what lies behind them is
-        # the empty rest of a static cache.
+        # As PyTorch's own: one query sees all pairs; of several, query i sees pairs 0 to i, and what lies behind is the
+        # empty rest of a static cache.
         newest = torch.full_like(positions, pairs - 1) if steps == 1 else positions
         visible = (torch.arange(pairs, device=key.device) <= newest[:, None])[None, None]
     else:

@@ -133,7 +133,8 @@ def test_two_threads_that_look_into_one_transformer():
     has_begun.wait(30)
     with _last_layer(model).register_forward_pre_hook(look_on):
         got = recalled(model)
-    assert may_end.is_set() and model.config._attn_implementation == before
+    assert may_end.is_set()
+    assert model.config._attn_implementation == before
     for one, other in zip(expected, got, strict=True):
         assert torch.equal(one, other)
 
