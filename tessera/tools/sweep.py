@@ -23,6 +23,7 @@ from tessera.training.run import train
 TABLE, NO_MEMORY = "sweep.json", "out of memory"
 LOSS, RIGHT, BITS = "validation_loss", "validation_exact_match", "validation_bits_per_byte"
 NUMBERS = ("parameters", "tokens", LOSS, BITS, RIGHT, "tokens_per_second")  # of a run's result
+MADE = ("commit", "hardware", "finished")  # of its provenance
 
 
 class Point(NamedTuple):
@@ -111,16 +112,18 @@ class Sweep(NamedTuple):
 
 
 def outcome(point: Point, folder: Path, problem: str) -> dict[str, Any]:
-    """One run of a sweep: the `values` that vary, its `folder`, `problem`: why it did not end, else "", and `NUMBERS`.
+    """One run of a sweep: the `values` that vary, its `folder`, `problem`: why it did not end, else "", and numbers.
 
-    Numbers that there are not are None: all of a run that did not end, of questions the bits, of text the matches.
+    These are `NUMBERS` of its result and `MADE` of its provenance. What there is not is None: all of a run that did not
+    end, of questions the bits, of text the matches.
     Raises `TesseraError`: the folder holds no result.
     """
-    numbers = {}
+    numbers, made = {}, {}
     try:
         if not problem:
-            numbers = json.loads((folder / RESULT).read_text(encoding="utf-8"))["result"]
-        known = to_json({name: numbers.get(name) for name in NUMBERS})
+            record = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+            numbers, made = record["result"], record.get("provenance", {})
+        known = to_json({name: numbers.get(name) for name in NUMBERS} | {name: made.get(name) for name in MADE})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise TesseraError(f"{folder / RESULT}: cannot be read as a run's result ({reason}). Delete it.") from None

@@ -39,6 +39,9 @@ def test_a_grid_from_end_to_end(done, corpus, tmp_path):
         settings = result["provenance"]["configuration"]
         assert settings["training"]["learning_rate"] == float(run["values"]["training.learning_rate"])
         assert settings["seed"] == int(run["values"]["seed"])
+        made = ("commit", "hardware", "finished")
+        assert [run[name] for name in made] == [result["provenance"][name] for name in made]
+        assert run["hardware"]["processor"]
     # Called again, it trains what is missing alone.
     shutil.rmtree(table["runs"][1]["folder"])
     out, err = done(*command, "--json")
