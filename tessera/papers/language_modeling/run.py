@@ -47,7 +47,7 @@ OTHER_KERNELS = tuple(f"mosaic {kernel}" for kernel in KERNELS if kernel != "gau
 V2_KERNELS = tuple(f"mosaic_v2 {kernel}" for kernel in V2_COMPACT)
 SEARCH, MAIN = "rates", ""
 # The peak learning rates that the trainings of "cpu" chose (table "Learning rates"). The other kernels were searched at
-# one block alone; at four they take the Gaussian kernel's.
+# one block alone, on a quarter of the steps; at four they take the Gaussian kernel's.
 RATES: dict[tuple[str, int], float] = {
     **{(f"mosaic {kernel}", 1): 3e-2 for kernel in KERNELS},
     **{(f"mosaic {kernel}", 1): 1e-2 for kernel in ("gaussian", "biweight", "normalized_relu")},
@@ -158,11 +158,9 @@ BUDGETS = {
         Trainings(MAIN_NAMES, (1,), first=False),
     ),
     "cpu": (
-        Trainings(MAIN_NAMES, (1, 4), rates=_TRIED, steps=250),
-        Trainings(OTHER_KERNELS, (1,), rates=_TRIED, steps=250),
-        # After 250 steps losses at one block are too close to choose by.
         Trainings(MAIN_NAMES, (1,), rates=_TRIED),
-        Trainings(("transformer_rope",), (4,), rates=(1e-3, 3e-3)),  # the two best of the short search, as close
+        Trainings(MAIN_NAMES, (4,), rates=_TRIED[:3]),
+        Trainings(OTHER_KERNELS, (1,), rates=_TRIED, steps=250),
         Trainings(MAIN_NAMES, (1, 2, 4)),
         Trainings(OTHER_KERNELS, (1,)),
         Trainings(MAIN_NAMES, (1, 2, 4), first=False),
@@ -170,8 +168,8 @@ BUDGETS = {
         Trainings(OTHER_KERNELS, (4,)),
         Trainings(MAIN_NAMES, (8,), first=False),
         Trainings(OTHER_KERNELS, (1, 4), first=False),
-        Trainings((V2,), (1, 4), rates=_TRIED, steps=250),
-        Trainings((V2,), (1,), rates=(3e-3, 1e-2)),  # the two best of the short search, as close
+        Trainings((V2,), (1,), rates=_TRIED),
+        Trainings((V2,), (4,), rates=_TRIED[:3]),
         Trainings((V2,), (1, 4)),
         Trainings((V2,), (1, 4), first=False),
     ),
