@@ -1,5 +1,6 @@
 """State as a value: what a memory holds is a frozen dataclass, passed in and returned."""
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
@@ -74,6 +75,10 @@ class State:
         made = first_tensor(self)
         is_foreign = made is not None and made.is_inference() and not torch.is_inference_mode_enabled()
         return self.map(torch.clone) if is_foreign else self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """What `copy.deepcopy` gives: tensors of an autograd graph stay in it (PyTorch copies none of them itself)."""
+        return self.map(lambda tensor: copy.deepcopy(tensor, memo) if tensor.is_leaf else tensor.clone())
 
     def select_batch(self, index: Tensor) -> Self:
         """The state of the sequences `index` (integers), in that order, with repetitions: beams, sub-batches."""

@@ -11,7 +11,7 @@ from tessera.base.errors import expect
 from tessera.base.precision import autocast
 from tessera.base.state import State
 from tessera.models.causality import evaluating
-from tessera.models.forking import fitting, state_tensors
+from tessera.models.forking import apart, fitting, state_tensors
 from tessera.models.recurrence import SegmentedForCausalLM, read_stream
 from tessera.models.recurrence.stream import progress_bar
 from tessera.models.strict_config import StrictConfig
@@ -26,11 +26,6 @@ def state_name(model: Any) -> str:
     if isinstance(model, SegmentedForCausalLM):
         return "memory_state"
     return "cache_params" if "cache_params" in inspect.signature(model.forward).parameters else "past_key_values"
-
-
-def apart(state: Any) -> Any:
-    """`state`, or a copy where reading on would change it: a cache of transformers changes in place."""
-    return state if state is None or isinstance(state, State) else copy.deepcopy(state)
 
 
 def read_on(model: Any, ids: Tensor, state: Any, **options: Any) -> tuple[Tensor, Any]:

@@ -19,9 +19,19 @@ def fork(state: Any, rows: int | Tensor) -> Any:
     index = rows if isinstance(rows, Tensor) else torch.zeros(rows, dtype=torch.long)
     if hasattr(state, "select_batch"):
         return state.select_batch(index)
-    copied = copy.deepcopy(state)  # a cache of transformers changes in place
+    copied = apart(state)
     copied.reorder_cache(index)
     return copied
+
+
+def apart(state: Any) -> Any:
+    """`state`, or a copy where reading on would change it: a cache of transformers changes in place.
+
+    Tensors of an autograd graph stay in it, although PyTorch refuses to deep-copy them.
+    """
+    if state is None or isinstance(state, State):
+        return state
+    return copy.deepcopy(state, {id(tensor): tensor.clone() for tensor in state_tensors(state) if not tensor.is_leaf})
 
 
 def refuse_to_crop(state: object, maximum_length: int) -> None:

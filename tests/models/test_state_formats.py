@@ -8,7 +8,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig
 
 from tessera.armt import wrap_rmt
-from tessera.models.carried_state import read_on
+from tessera.models.carried_state import apart, read_on
+from tessera.models.forking import fork
 from tessera.models.mamba import use_selective_scan
 from tests.covering import each_value
 from tests.models.armt.bases import make
@@ -67,3 +68,28 @@ def test_a_state_goes_on_inside_and_outside_of_autocast(name, is_read_in_bfloat1
     with surroundings[is_read_in_bfloat16]:
         logits, _ = read_on(model, more[:, 1:2], state)
     torch.testing.assert_close(logits.float()[:, -1], expected[:, -1], rtol=0, atol=0.05)
+
+
+@each_value(name=list(BUILD))
+def test_a_copy_of_a_state_in_training_stays_in_its_graph(name):
+    """PyTorch alone refuses to copy such tensors; a cache of transformers is copied by `apart`."""
+    model = BUILD[name]().eval()
+    text, more = tokens(2, 13) % 60, tokens(2, 3, seed=1) % 60
+    gradients = []
+    for copied in (lambda state: state, copy.deepcopy if name not in ("transformer", "mamba") else apart):
+        model.zero_grad()
+        _, state = read_on(model, text, None)
+        logits, _ = read_on(model, more, copied(state))
+        logits.sum().backward()
+        gradients.append(model.get_input_embeddings().weight.grad.clone())
+    assert torch.equal(*gradients)
+
+
+@each_value(name=["transformer", "armt around gpt2"])
+def test_a_copy_of_a_cache_in_training_is_apart_from_it(name):
+    model = BUILD[name]().eval()
+    text, more = tokens(2, 13) % 60, tokens(2, 3, seed=1) % 60
+    _, state = read_on(model, text, None)
+    copies = [apart(state), apart(state), fork(state, torch.tensor([0, 1]))]
+    answers = [read_on(model, more, each)[0] for each in (*copies, state)]
+    assert all(torch.equal(answer, answers[-1]) for answer in answers)

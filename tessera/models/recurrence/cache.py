@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from tessera.base.errors import TesseraError, expect
 from tessera.base.state import CLASSES, State
-from tessera.models.forking import refuse_to_crop
+from tessera.models.forking import apart, refuse_to_crop
 from tessera.models.recurrence.state import MemoryState
 
 _NOT_CUT = (AttributeError, RuntimeError, ValueError)  # what caches raise that cannot be cut back
@@ -47,7 +47,7 @@ class OpenSegment:
             return attention
         if attention.get_seq_length() == self.attention_length:
             return attention
-        copied = _copied(attention)
+        copied = apart(attention)
         try:
             copied.crop(self.attention_length - attention.get_seq_length())  # below 0: so many are taken away
         except _NOT_CUT as error:
@@ -57,6 +57,10 @@ class OpenSegment:
                 "Continue copies of it: past_key_values.select_batch(rows)."
             ) from None
         return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "OpenSegment":
+        """See `State.__deepcopy__`."""
+        return replace(self, memory=copy.deepcopy(self.memory, memo), attention=apart(self.attention))
 
     def take_back(self) -> None:
         """See `State.take_back`."""
@@ -69,7 +73,7 @@ class OpenSegment:
 
     def select(self, rows: list[int], memory: MemoryState | None, in_place: bool) -> "OpenSegment":
         """Some of the rows, and their memory; `in_place` changes the base's cache."""
-        attention = self.again() if in_place else _copied(self.again())
+        attention = self.again() if in_place else apart(self.again())
         index = torch.tensor(rows)
         visible = None if self.visible is None else self.visible.index_select(0, index.to(self.visible.device))
         if hasattr(attention, "select_batch"):
@@ -144,13 +148,3 @@ def remembering(attention: Any) -> Any:
         if type(layer) is DynamicSlidingWindowLayer and hasattr(layer, "activate_past_recording"):
             layer.activate_past_recording()
     return attention
-
-
-def _copied(attention: Any) -> Any:
-    """A base's cache that can be changed apart from `attention`; a value is its own copy."""
-    if attention is None or hasattr(attention, "select_batch"):
-        return attention
-    tensors = [value for layer in getattr(attention, "layers", ()) for value in vars(layer).values()]
-    # A tensor with gradients cannot be copied and need not be: a cache in training grows by concatenation.
-    shared = {id(tensor): tensor for tensor in tensors if torch.is_tensor(tensor) and tensor.requires_grad}
-    return copy.deepcopy(attention, shared)
