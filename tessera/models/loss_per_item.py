@@ -17,11 +17,11 @@ def loss_per_item(total: Tensor, num_counted: Tensor, num_labels: Tensor, num_it
     `num_items` is what transformers' Trainer counts in all batches whose gradients are added: labels, also those that
     only padding or another document would predict. Then the result is this batch's share of its mean, by its labels, as
     nobody says how many count elsewhere: parts are one batch exactly where such labels are -100. A number below
-    `num_labels` is no such count, and divides the sum as it is.
+    `num_labels` is no such count, and divides the sum as it is. A batch without labels has loss 0, even if none has any.
     """
     if num_items is None:
         return total / num_counted
-    items = torch.as_tensor(num_items, device=total.device)
+    items = divisor(num_labels, num_items)
     are_left_out = (num_counted < num_labels) & (num_labels <= items)
     return torch.where(are_left_out, share_of(total / num_counted.clamp(min=1), num_labels, items), total / items)
 
@@ -30,5 +30,10 @@ def share_of(mean: Tensor, num_labels: Tensor, num_items: Tensor | float | None)
     """What a batch with `num_labels` adds to a mean over all batches of `loss_per_item`."""
     if num_items is None:
         return mean
-    items = torch.as_tensor(num_items, device=mean.device)
+    items = divisor(num_labels, num_items)
     return torch.where(num_labels <= items, mean * (num_labels.to(mean.dtype) / items), mean)
+
+
+def divisor(num_labels: Tensor, num_items: Tensor | float) -> Tensor:
+    """`num_items`; 1 for a batch without labels, whose loss of 0 it divides: no other batch may have any."""
+    return torch.where(num_labels > 0, torch.as_tensor(num_items, device=num_labels.device), 1)

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from tessera.base.errors import expect
 from tessera.layers.plain_linear import is_plain_linear
-from tessera.models.loss_per_item import loss_per_item
+from tessera.models.loss_per_item import divisor, loss_per_item
 from tessera.models.recurrence.segmented_input import Span, columns, scattered
 from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
 
@@ -131,7 +131,7 @@ class SegmentLoss:
         if not self.tokens:
             return loss
         mean = torch.as_tensor(self.balancing * self.balance / self.tokens)
-        return loss + (mean if num_items is None else mean * self.num_labels / num_items)
+        return loss + (mean if num_items is None else mean * self.num_labels / divisor(self.num_labels, num_items))
 
 
 def shifted_targets(

@@ -98,6 +98,7 @@ def test_the_balancing_loss_of_experts_counts(family):
         in_two_parts = [model(ids, labels=ids, num_items_in_batch=2 * 38).loss.item() for _ in range(2)]
         summed = model(ids, labels=ids, num_items_in_batch=1).loss.item()  # as `answer_loss` asks for it
         assert sum(in_two_parts) == pytest.approx(loss.item(), abs=1e-5), "charged once for a step, not for each part"
+        assert model(ids, labels=torch.full_like(ids, -100), num_items_in_batch=0).loss == 0
         assert summed == pytest.approx(38 * loss.item(), rel=1e-5), "a sum has it for each answer"
         model.config.segment_size = 10
         assert (model(ids, labels=ids).loss - plain).item() == pytest.approx(0.5 * expected.aux_loss.item(), abs=0.1)
