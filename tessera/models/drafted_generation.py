@@ -124,6 +124,28 @@ class DraftedGeneration:
         is_left = length < 0 or read < length
         expect(is_left, WHERE, "past_key_values", "leave a token of the prompt to read", f"{read} of {length} read")
 
+    def _prefill(self, input_ids, generation_config, model_kwargs, is_first_iteration=True):
+        """In parts of `prefill_chunk_size` tokens, for which transformers wants a cache: that of the first part."""
+        size, read = generation_config.prefill_chunk_size, super()._prefill  # type: ignore[misc]
+        if size is not None:
+            needed, advice = "be a positive number of tokens", "Give input_ids, or leave prefill_chunk_size out."
+            expect(isinstance(size, int) and size >= 1, WHERE, "prefill_chunk_size", needed, repr(size))
+            is_text = model_kwargs.get("inputs_embeds") is None
+            expect(is_text, WHERE, "a prompt that is read in parts", "be tokens", "inputs_embeds", advice)
+            expect(model_kwargs.get("use_cache"), WHERE, "use_cache", "be True with prefill_chunk_size", False)
+            alignment = getattr(self.config, "segment_alignment", "left")  # type: ignore[attr-defined]
+            expect(alignment == "left", WHERE, "segment_alignment", "be left with prefill_chunk_size", alignment)
+        if size is not None and model_kwargs.get("past_key_values") is None:
+            at_once = copy.copy(generation_config)
+            at_once.prefill_chunk_size = None
+            of_steps = {name: model_kwargs[name] for name in ("attention_mask", "position_ids") if name in model_kwargs}
+            first = model_kwargs | {name: part[..., :size] for name, part in of_steps.items() if part is not None}
+            output = read(input_ids[:, :size], at_once, first, is_first_iteration)
+            if input_ids.shape[1] <= size:
+                return output
+            input_ids, model_kwargs = input_ids[:, size:], model_kwargs | {"past_key_values": output.past_key_values}
+        return read(input_ids, generation_config, model_kwargs, is_first_iteration)
+
     def _reorder_cache(self, past_key_values: Any, beam_idx: Tensor) -> Any:
         """For beams; a cache that is a base's too is used up."""
         return getattr(past_key_values, "reorder", past_key_values.select_batch)(beam_idx)

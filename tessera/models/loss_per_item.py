@@ -17,7 +17,7 @@ def loss_per_item(total: Tensor, num_counted: Tensor, num_labels: Tensor, num_it
     `num_items` is what transformers' Trainer counts in all batches whose gradients are added: labels, also those that
     only padding or another document would predict. Then the result is this batch's share of its mean, by its labels, as
     nobody says how many count elsewhere: parts are one batch exactly where such labels are -100. A number below
-    `num_labels` is no such count, and divides the sum as it is. A batch without labels has loss 0, even if none has any.
+    `num_labels` is no such count, and divides the sum as it is. A batch without labels has loss 0, though none has any.
     """
     if num_items is None:
         return total / num_counted

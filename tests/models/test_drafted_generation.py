@@ -319,3 +319,39 @@ def test_continuous_batching_is_refused_at_once(name):
     """transformers erred in a thread, and `generate_batch` returned nothing after a minute."""
     message = "generate_batch: the model must keep a cache that can be paged; got .*, whose state is a value. Use"
     refused(message, make(name).generate_batch, [[1, 2, 3], [4, 5]], max_new_tokens=3)
+
+
+@some("name", MODELS, by_default=["v1", "lstm", "armt", "rmt"])
+@torch.no_grad()
+def test_a_prompt_read_in_parts_is_the_prompt(name):
+    """`prefill_chunk_size`, for which transformers wants a cache that can be empty."""
+    model, ids = MODELS[name]().double().eval(), torch.randint(VOCABULARY, (2, 23))
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 5, "do_sample": False, "use_cache": True}
+    read = []
+    model.register_forward_pre_hook(lambda _, args, given: read.append(given["input_ids"].shape[1]), with_kwargs=True)
+    if name == "armt around v1":
+        message = "generate: segment_alignment must be left with prefill_chunk_size; got right."
+        refused(message, model.generate, ids, prefill_chunk_size=5, **options)
+        return
+    expected = model.generate(ids, **options)
+    for size, first in ((5, [5, 5, 5, 5, 3, 1]), (23, [23, 1]), (99, [23, 1])):
+        read.clear()
+        assert torch.equal(model.generate(ids, prefill_chunk_size=size, **options), expected)
+        assert read[: len(first)] == first
+    beams = {**options, "num_beams": 3}
+    assert torch.equal(model.generate(ids, prefill_chunk_size=5, **beams), model.generate(ids, **beams))
+    state = model(input_ids=ids[:, :6], use_cache=True).past_key_values
+    assert torch.equal(model.generate(ids, past_key_values=state, prefill_chunk_size=5, **options), expected)
+
+
+def test_parts_of_a_prompt_that_cannot_be_read_are_refused():
+    model, ids = MODELS["v1"](), torch.ones(1, 9, dtype=torch.long)
+    embedded = {
+        "max_new_tokens": 2,
+        "inputs_embeds": model.get_input_embeddings()(ids),
+        "attention_mask": torch.ones_like(ids),
+    }
+    message = "prefill_chunk_size must be a positive number of tokens; got 0"
+    refused(message, model.generate, ids, max_new_tokens=2, prefill_chunk_size=0)
+    refused("a prompt that is read in parts must be tokens", model.generate, prefill_chunk_size=4, **embedded)
+    refused("use_cache must be True", model.generate, ids, max_new_tokens=2, prefill_chunk_size=4, use_cache=False)
