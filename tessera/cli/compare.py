@@ -1,8 +1,8 @@
 """Compare runs, finished or not: a table of sizes, losses and speed, and a figure of their training curves.
 
 Losses are in nats per token, of questions per token of the answers. Where tokenizers differ, compare bits per byte,
-which is given for the best loss. A dash stands for what a run does not know yet: its parameters before the first
-checkpoint, losses before the first validation.
+which is given for the best loss. `right`: of runs on questions, the largest share of right answers. A dash stands for
+what a run does not know yet: its parameters before the first checkpoint, losses before the first validation.
 """
 
 import argparse
@@ -39,5 +39,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([to_json(state) for state in states], indent=1))
     else:
-        print_table(COLUMNS, run_names([Path(state.folder) for state in states]), [state.cells() for state in states])
+        columns = COLUMNS if any(state.best_exact_match is not None for state in states) else COLUMNS[:-1]
+        print_table(columns, run_names([Path(state.folder) for state in states]), [state.cells() for state in states])
     return status

@@ -11,11 +11,11 @@ from tessera.base.errors import TesseraError, expect
 from tessera.evaluation.display import training_curves
 from tessera.models.saving.loading import load_config
 from tessera.models.sizes import count_parameters
-from tessera.tools.sweep import run_names
+from tessera.tools.sweep import RIGHT, run_names
 from tessera.training.folder import METRICS, is_run, saved_steps
 from tessera.training.run_log import MetricsFile, median_speed
 
-COLUMNS = ("parameters", "steps", "tokens", "last loss", "best loss", "bits/byte", "tokens/s")
+COLUMNS = ("parameters", "steps", "tokens", "last loss", "best loss", "bits/byte", "tokens/s", "right")
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class RunState:
         parameters: known from the first checkpoint on. steps: all that its recipe names; step: the last logged one.
         last_validation_loss, best_validation_loss: nats per token, in the last stage. best_bits_per_byte: at the best
             loss, which compares runs with different tokenizers. tokens_per_second: the median over the log lines.
+            best_exact_match: the largest share of right answers, of a run on questions, in the last stage.
     """
 
     folder: str
@@ -37,18 +38,15 @@ class RunState:
     best_validation_loss: float | None
     best_bits_per_byte: float | None
     tokens_per_second: float | None
+    best_exact_match: float | None
 
     def cells(self) -> tuple[str, ...]:
         """The entries of `COLUMNS`."""
         steps = "-" if self.steps is None else f"{self.step:,}/{self.steps:,}"
         losses = (self.last_validation_loss, self.best_validation_loss, self.best_bits_per_byte)
-        return (
-            _shown(self.parameters, ",d"),
-            steps,
-            f"{self.tokens:,}",
-            *(_shown(loss, ".4f") for loss in losses),
-            _shown(self.tokens_per_second, ",.0f"),
-        )
+        shown = (_shown(loss, ".4f") for loss in losses)
+        others = (_shown(self.tokens_per_second, ",.0f"), _shown(self.best_exact_match, ".4f"))
+        return (_shown(self.parameters, ",d"), steps, f"{self.tokens:,}", *shown, *others)
 
 
 def run_state(folder: Path) -> RunState:
@@ -69,6 +67,7 @@ def run_state(folder: Path) -> RunState:
         best_validation_loss=best.get("validation_loss"),
         best_bits_per_byte=best.get("validation_bits_per_byte"),
         tokens_per_second=median_speed(records),
+        best_exact_match=max((r[RIGHT] for r in validations if RIGHT in r), default=None),
     )
 
 

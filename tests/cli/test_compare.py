@@ -56,6 +56,20 @@ def test_the_best_loss_is_of_the_last_stage(tessera, runs):
     assert (state["last_validation_loss"], state["best_validation_loss"], state["best_bits_per_byte"]) == (2.5, 2, 4)
 
 
+def test_a_run_on_questions_shows_its_right_answers(tessera, runs):
+    """The largest share in the last stage; runs on text have none beside it, and no column alone."""
+    stages = [(1, 0.9), (2, 0.25), (2, 0.75), (2, 0.5)]
+    records = [
+        {"step": step, "stage": stage, "validation_loss": 2.0 - share, "validation_exact_match": share}
+        for step, (stage, share) in enumerate(stages)
+    ]
+    (runs[1] / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)) + "\n")
+    lines = tessera("compare", *runs)[1].splitlines()
+    assert [line.split()[-1] for line in lines] == ["right", "-", "0.7500", "-"]
+    assert "right" not in tessera("compare", runs[0])[1]
+    assert json.loads(tessera("compare", runs[1], "--json")[1])[0]["best_exact_match"] == 0.75
+
+
 def test_a_loss_that_is_not_finite_is_not_the_last_one_that_was(tessera, runs, tmp_path):
     metrics = runs[1] / "metrics.jsonl"
     spoiled = json.dumps({"step": 3, "validation_loss": None, "validation_bits_per_byte": None})
