@@ -68,5 +68,6 @@ def _configuration(arguments: argparse.Namespace, is_preset: bool):
             kind = "preset" if is_preset else "model folder"
             raise TesseraError(f"info: {arguments.overrides[0]!r} must be left out for a {kind}.")
         return MODELS[arguments.what].config() if is_preset else load_config(folder), 512
-    recipe = read_recipe(arguments.what, arguments.overrides)
+    saved = folder / "recipe.yaml"  # of a run without a checkpoint
+    recipe = read_recipe(saved if saved.is_file() else arguments.what, arguments.overrides)
     return untrained_config(recipe), recipe.data.context

@@ -26,8 +26,8 @@ def find_recipe(path: str | Path) -> Path:
     for candidate in (path, Path("recipes") / f"{path}.yaml", SHIPPED / f"{shipped_name}.yaml"):
         if candidate.is_file():
             return candidate
-    names = (file.stem for file in SHIPPED.glob("*.yaml"))
-    raise TesseraError(f"recipe {path}: no such file. {did_you_mean(path.stem, names)}")
+    known = did_you_mean(path.stem, (file.stem for file in SHIPPED.glob("*.yaml")))
+    raise TesseraError(f"recipe {path}: {'a folder' if path.is_dir() else 'no such file'}. {known}")
 
 
 def recipe_mapping(file: Path) -> dict[str, Any]:

@@ -170,3 +170,14 @@ def test_info_of_a_run_that_is_not_finished(tessera, run_folder, tmp_path):
     status, out, err = tessera("info", tmp_path, "--json")
     assert (status, out, err) == tessera("info", run_folder, "--json")
     assert status == 0
+
+
+def test_info_of_a_run_before_its_first_checkpoint(tessera, refused, run_folder, tmp_path):
+    """Its recipe says what it trains; a folder without one is a folder, and no recipe that is missing."""
+    for name in ("recipe.yaml", "run.lock"):
+        shutil.copy(run_folder / name, tmp_path)
+    status, out, err = tessera("info", tmp_path, "--json", "--context", 512)
+    assert (status, out, err) == tessera("info", run_folder, "--json")
+    assert status == 0
+    (tmp_path / "empty").mkdir()
+    refused("empty: a folder.", "info", tmp_path / "empty")
