@@ -265,7 +265,7 @@ def _text(report: Report) -> str:
 
 def print_table(columns: Sequence[str], names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Right-aligned columns under their headings; the last may be longer than the line."""
-    first = max(map(len, names))
-    widths = [max(len(column), *(len(row[i]) for row in rows)) for i, column in enumerate(columns)]
+    first = max(map(len, names), default=0)
+    widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
     for name, row in [("", columns), *zip(names, rows)]:
         print("  ".join([f"{name:<{first}}", *(f"{cell:>{width}}" for cell, width in zip(row, widths))]).rstrip())

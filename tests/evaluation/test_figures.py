@@ -10,6 +10,7 @@ from tessera.evaluation.display import (
     is_figure,
     moving_average,
     position_curves,
+    print_harness_reports,
     training_curves,
 )
 
@@ -80,3 +81,10 @@ def test_figures_are_known_as_ours(tmp_path, kind):
 def test_no_two_of_many_curves_look_the_same():
     looks = [tuple(look.values()) for look in _looks(30)]
     assert len(set(looks)) == 30
+
+
+def test_a_table_without_rows_is_its_heading(capsys):
+    """Tasks of the harness that only say what a model answered have no metrics."""
+    report = {"model": "m", "long_term_memory": None, "results": {"said": {"alias": "said"}}, "n-shot": {"said": 0}}
+    print_harness_reports([report])
+    assert capsys.readouterr().out.split() == ["m", "metric", "value", "standard", "error", "shots", "filter"]
