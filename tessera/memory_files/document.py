@@ -1,5 +1,6 @@
 """One document of a memory: its tokens, where each stands in the source, and what reading it left."""
 
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -21,6 +22,9 @@ from tessera.data.text_files import located_text_of_file, text_of_file, utf8_siz
 # try: what cannot be read as what it is called would be taken for plain text.
 CONVERTED = {".pdf": "Pdf", ".docx": "Docx", ".pptx": "Pptx", ".xlsx": "Xlsx", ".epub": "Epub"}
 CONVERTED |= {".html": "Html", ".htm": "Html"}
+NEEDED = 'needs the package markitdown, which is not installed: pip install "tessera[documents]"'
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -111,8 +115,7 @@ def text_of_document(path: Path, piece_bytes: int = PIECE) -> Iterator[str]:
     try:
         import markitdown
     except ImportError:
-        advice = 'pip install "tessera[documents]"'
-        raise TesseraError(f"{path}: needs the package markitdown, which is not installed: {advice}.") from None
+        raise TesseraError(f"{path}: {NEEDED}.") from None
     try:
         converter = markitdown.MarkItDown(enable_builtins=False, enable_plugins=False)
         converter.register_converter(getattr(markitdown.converters, f"{converter_name}Converter")())
@@ -132,13 +135,19 @@ def document_paths(name: str, where: str, argument: str) -> list[Path]:
     if name in bundled and not Path(name).exists():
         return [bundled[name]]
     converted = tuple(CONVERTED) if find_spec("markitdown") else ()
+    below = sorted(Path(name).rglob("*")) if Path(name).is_dir() and not converted else []
+    unread = [path.name for path in below if path.suffix.lower() in CONVERTED]
     try:
-        return text_files(name, (*TEXT_ENDINGS, ".md", *converted))
+        files = text_files(name, (*TEXT_ENDINGS, ".md", *converted))
+        if unread:
+            log.warning(f"{where}: {unread[0]} {NEEDED}")
+        return files
     except TesseraError:
         books = ", ".join(get_close_matches(name, bundled, 3, cutoff=0))
         reason = "does not exist"
         if Path(name).exists():
             reason = "holds no text file" if Path(name).is_dir() else "is no plain file; pipe it in with memorize -"
+            reason += f"; {unread[0]} {NEEDED}" if unread else ""
         raise TesseraError(
             f"{where}: {argument} must be a text file, a folder of such, or a bundled book ({books}, ...); got "
             f"{name!r}, which {reason}."

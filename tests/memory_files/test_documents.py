@@ -2,6 +2,7 @@
 
 import gzip
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tessera.base.errors import TesseraError
 from tessera.data.tokenizers import byte_tokenizer, train_bpe
 from tessera.memory_files.document import document_paths, read_document_text
 from tests.memory_files.documents import SENTENCES, write_documents
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -57,7 +59,14 @@ def test_documents_of_a_folder(tmp_path, monkeypatch, capsys, installed):
         (tmp_path / name).write_text("Kings")
     names = ["a.txt", "b.md", *(["c.HTML", "d.pdf"] if installed else [])]
     assert [path.name for path in document_paths(str(tmp_path), "ask", "--text")] == names
-    assert ("not e.png" if installed else "not c.HTML, d.pdf, e.png") in capsys.readouterr().err
+    warned = capsys.readouterr().err
+    assert ("not e.png" if installed else "not c.HTML, d.pdf, e.png") in warned
+    needed = 'c.HTML needs the package markitdown, which is not installed: pip install "tessera[documents]"'
+    assert (needed in warned) != installed
+    for name in ("a.txt", "b.md"):
+        (tmp_path / name).unlink()
+    if not installed:
+        refused(f"holds no text file; {re.escape(needed)}", document_paths, str(tmp_path), "ask", "--text")
 
 
 def test_every_bundled_book_has_a_name(tmp_path, monkeypatch):
