@@ -151,7 +151,7 @@ def _begin(claim: Claim, checkpoints: Checkpoints, run_log: RunLog) -> None:
         log.warning(line)
     claim.begin(run_log.data)
     run_log.metrics.cut_after(checkpoints.step)
-    run_log.trackers = trackers(claim.recipe, claim.run, checkpoints.step)
+    run_log.trackers.extend(trackers(claim.recipe, claim.run, checkpoints.step))  # those before one that fails too
 
 
 def _prepare(model: PreTrainedModel, recipe: Recipe, processes: Processes) -> None:

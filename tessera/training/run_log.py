@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -94,7 +94,7 @@ class Tracker(NamedTuple):
     close: Callable[[], object]
 
 
-def trackers(recipe: Recipe, run: Path, step: int) -> list[Tracker]:
+def trackers(recipe: Recipe, run: Path, step: int) -> Iterator[Tracker]:
     """What `training.report_to` names, for a run in folder `run` that goes on after `step`.
 
     TensorBoard's event files go to `run`/tensorboard (or to $TENSORBOARD_LOGGING_DIR); what was written after `step`
@@ -102,14 +102,15 @@ def trackers(recipe: Recipe, run: Path, step: int) -> list[Tracker]:
     (WANDB_PROJECT, WANDB_MODE, ...) where to write.
     """
     known = {"tensorboard": _tensorboard, "wandb": _wandb}
-    return [known[name](recipe, run, step) for name in recipe.training.report_to]
+    return (known[name](recipe, run, step) for name in recipe.training.report_to)
 
 
 def _tensorboard(recipe: Recipe, run: Path, step: int) -> Tracker:
     from torch.utils.tensorboard import SummaryWriter
 
     folder = os.path.expanduser(os.environ.get("TENSORBOARD_LOGGING_DIR") or run / EVENTS)
-    writer = SummaryWriter(folder, purge_step=step + 1)
+    with writing(folder, "event files"):
+        writer = SummaryWriter(folder, purge_step=step + 1)
 
     def log(values: Mapping[str, Any], step: int) -> None:
         """Also onto the disk: the process may be killed."""

@@ -71,6 +71,22 @@ def test_other_names_are_refused(go, reporter):
     refused("training.report_to must list tensorboard, wandb", go, reporter=reporter)
 
 
+@pytest.mark.parametrize("fails", ["model", "second tracker"])
+def test_trackers_are_closed_after_a_start_that_failed(go, tmp_path, monkeypatch, fails):
+    closed = []
+    fake = SimpleNamespace(log=lambda values, step: None, finish=lambda: closed.append("wandb"))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda name, config: fake))
+    if fails == "model":
+        monkeypatch.setattr("tessera.training.run._prepare", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            go(reporter="wandb")
+    else:
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "file"))
+        refused("file: event files cannot be written", go, reporter="wandb, tensorboard")
+    assert closed == ["wandb"]
+
+
 def test_weights_and_biases_hears_the_same(go, tmp_path, monkeypatch):
     heard = {}
 
