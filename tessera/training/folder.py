@@ -35,10 +35,10 @@ from tessera.training.model_card import is_generated_card
 from tessera.training.training_data import TrainingData
 
 RECIPE = "recipe.yaml"
-# What changes no weight: they may differ when a run goes on.
-RESUMABLE_KEYS = {
-    f"training.{name}" for name in ("log_every", "evaluate_every", "checkpoint_every", "keep_checkpoints", "report_to")
-}
+CHECKPOINTING = ("gradient_checkpointing", "checkpoint_layers_every")
+# What changes no weight, or by rounding and other dropout masks alone: they may differ when a run goes on.
+RESUMABLE_KEYS = {"training.log_every", "training.evaluate_every", "training.checkpoint_every", "training.report_to"}
+RESUMABLE_KEYS |= {f"training.{name}" for name in ("keep_checkpoints", "micro_batch_size", *CHECKPOINTING)}
 STEPS, EVALUATE_EVERY = "training.steps", "training.evaluate_every"
 SECTIONS = {"name", "model", "data", "tokenizer", "training", "seed"}
 
@@ -76,8 +76,8 @@ def is_machine_written(path: Path) -> bool:
 def expect_same(run: Path, recipe: Recipe) -> None:
     """Raise `TesseraError` unless the run's recipe says what `recipe` says, naming the first key that differs.
 
-    Keys that the saved recipe lacks count with their defaults, and those that are unknown do not. Intervals may
-    differ (but not of validations where there are stages, which end by them), and there may be more steps.
+    Keys that the saved recipe lacks count with their defaults, and those that are unknown do not. `RESUMABLE_KEYS`
+    may differ (not the interval of validations where there are stages, which end by them), and there may be more steps.
     """
     before, now = _flat(_completed(_read(run / RECIPE)[1])), _flat(recipe_to_dict(recipe))
     is_longer = isinstance(before.get(STEPS), int) and now[STEPS] > before[STEPS]
