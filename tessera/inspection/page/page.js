@@ -523,7 +523,12 @@ function timeline(trace, recalls, label) {
   svg.append(drawn("line", { x1: 40, y1: 125, x2: 364, y2: 125, stroke: "#808080" }));
   const largest = largestOf(recalls.map(([, weight]) => weight));
   svg.append(drawn("text", { x: 0, y: 16 }, percent(largest)), drawn("text", { x: 40, y: 142 }, "0"), drawn("text", { x: 364, y: 142, "text-anchor": "end" }, `token ${last}`));
+  const tallest = new Map();  // of each of the 324 columns, however long the text is
   for (const [token, weight] of recalls) {
+    const column = Math.round((324 * token) / last);
+    if (!(tallest.get(column)?.[1] >= weight)) tallest.set(column, [token, weight]);
+  }
+  for (const [token, weight] of tallest.values()) {
     const x = 40 + (324 * token) / last, stem = drawn("line", { class: "stem", x1: x, x2: x, y1: 125, y2: 125 - (112 * weight) / largest, stroke: HELPS, "stroke-width": 1.5 });
     stem.append(drawn("title", {}, `token ${token} ${quoted(trace.tokens[token])}: ${percent(weight)}`));
     svg.append(stem);
