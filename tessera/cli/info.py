@@ -29,10 +29,9 @@ def run(arguments: argparse.Namespace) -> int:
     from tessera.evaluation.accounting import account
     from tessera.models import MODELS
     from tessera.models.presets import published_counts
-    from tessera.training.run_data import asked_task
 
     is_preset = arguments.what in MODELS and MODELS[arguments.what].is_preset
-    config, context = _configuration(arguments, is_preset)
+    config, context, note = _configuration(arguments, is_preset)
     counted = account(config, arguments.context or context)
     if arguments.json:
         # For presets also the counts of the v2 paper's tables, by its rule and at its context of 256 tokens.
@@ -49,25 +48,29 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{'FLOPs per token':<22}{counted.flops_per_token:>16,}  forward, {counted.context} tokens of context")
         memory = counted.state_bytes_per_1000_tokens / 1e6
         print(f"{'memory of context':<22}{memory:>13,.3f} MB  per 1,000 tokens, {counted.dtype}")
-    if Path(arguments.what).is_dir() and (known := asked_task(arguments.what)[1]):
-        print(f"it {known}: see tessera ask")
+    if note:
+        print(note)
     return 0
 
 
 def _configuration(arguments: argparse.Namespace, is_preset: bool):
-    """(model configuration, context length) of a preset, a model folder or a recipe."""
+    """(model configuration, context length, a last line) of a preset, a folder or a recipe."""
     from tessera.base.checkpoints import checkpoints
     from tessera.models import MODELS
     from tessera.models.saving.loading import load_config
     from tessera.recipes.model_section import untrained_config
     from tessera.recipes.recipe import read_recipe
+    from tessera.training.folder import RECIPE
+    from tessera.training.run_data import asked_task
 
     folder = Path(arguments.what)
     if is_preset or (folder / "config.json").is_file() or checkpoints(folder):  # of a run that is not finished
         if arguments.overrides:
             kind = "preset" if is_preset else "model folder"
             raise TesseraError(f"info: {arguments.overrides[0]!r} must be left out for a {kind}.")
-        return MODELS[arguments.what].config() if is_preset else load_config(folder), 512
-    saved = folder / "recipe.yaml"  # of a run without a checkpoint
-    recipe = read_recipe(saved if saved.is_file() else arguments.what, arguments.overrides)
-    return untrained_config(recipe), recipe.data.context
+        note = (known := asked_task(folder)[1]) and f"it {known}: see tessera ask"
+        return MODELS[arguments.what].config() if is_preset else load_config(folder), 512, note
+    is_run = (folder / RECIPE).is_file()
+    recipe = read_recipe(folder / RECIPE if is_run else arguments.what, arguments.overrides)
+    note = "it has no checkpoint yet: this is the model that its recipe trains"
+    return untrained_config(recipe), recipe.data.context, note * is_run

@@ -8,11 +8,9 @@ A run that was stopped, or has finished, goes on with --resume. Its recipe must 
 (training.log_every, checkpoint_every, keep_checkpoints and, without a curriculum, evaluate_every), for what a step
 needs of memory (training.micro_batch_size, gradient_checkpointing), and for more training.steps. More steps extend the
 run: from there on the learning rate is that of a run of so many steps. So a cosine that had come down rises again, and
-the weights differ from those of one run of that length; they are the same where training.min_learning_rate equals
-learning_rate.
+the weights differ from those of one run of that length, unless training.min_learning_rate equals learning_rate.
 
-Ctrl-C writes a checkpoint after the step that is being done and prints the command that goes on; a second one stops at
-once.
+Ctrl-C writes a checkpoint after the step under way and prints the command that goes on; a second one stops at once.
 """
 
 import argparse

@@ -179,5 +179,7 @@ def test_info_of_a_run_before_its_first_checkpoint(tessera, refused, run_folder,
     status, out, err = tessera("info", tmp_path, "--json", "--context", 512)
     assert (status, out, err) == tessera("info", run_folder, "--json")
     assert status == 0
+    assert tessera("info", tmp_path)[1].splitlines()[-1].startswith("it has no checkpoint yet: ")
+    assert "no checkpoint" not in tessera("info", run_folder)[1]
     (tmp_path / "empty").mkdir()
     refused("empty: a folder.", "info", tmp_path / "empty")
