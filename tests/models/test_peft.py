@@ -31,6 +31,21 @@ def test_adapters_without_named_layers(name, method):
     assert any(p.grad is not None and p.grad.abs().max() > 0 for p in adapted.parameters() if p.requires_grad)
 
 
+@pytest.mark.parametrize("name", ["v1 published", "lstm", "armt around gpt2", "rmt around memory_mosaic"])
+@torch.no_grad()
+def test_trained_tokens_of_tied_embeddings_act_on_the_head(name):
+    model, ids = CASES[name].build(), tokens(1, 15) % 50
+    (embeddings,) = [name for name, module in model.named_modules() if module is model.get_input_embeddings()]
+    expected = model(ids).logits
+    config = peft.TrainableTokensConfig(target_modules=[embeddings], token_indices=[57])
+    adapted = peft.get_peft_model(model, config).eval()
+    next(p for key, p in adapted.named_parameters() if "trainable_tokens_delta" in key).add_(0.5)
+    logits = adapted(ids).logits
+    changes = (logits - expected).abs().amax((0, 1))
+    assert (changes > 1e-9).nonzero().flatten().tolist() == [57]
+    torch.testing.assert_close(adapted.merge_and_unload()(ids).logits, logits)
+
+
 def test_an_adapter_around_a_wrapped_linear_attention():
     model = tessera.wrap(
         CASES["linear attention gla"].build().float(), segment_size=6, num_memory_tokens=2, memory_dim=4

@@ -22,6 +22,7 @@ class SegmentedConfig(StrictConfig):
             them of which nothing is asked are read without gradients.
         layers_path: attribute path of the base's list of decoder layers, such as "transformer.h"; None: found.
         use_cache: whether `generate` keeps the open segment's keys and values.
+        tie_word_embeddings: a model sets it to what its base does.
         bos_token_id, eos_token_id, pad_token_id: None: those of the base.
     Raises:
         TesseraError: naming every argument that is unknown or impossible.

@@ -4,7 +4,7 @@ import copy
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +72,7 @@ class SegmentedPreTrainedModel(SavesWithCode):
     base_model_prefix = "base"
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = True
+    _tied_weights_keys: ClassVar[dict[str, str]] = {}  # PEFT adds those of the base to a mapping alone
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -112,6 +113,8 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
                 module._is_hf_initialized = True
         self.base = base
         config._attn_implementation = base.config._attn_implementation  # who loads a second copy asks for this one
+        # PEFT asks whether what it puts on the embeddings acts on the head, too.
+        config.tie_word_embeddings = base.config.get_text_config().tie_word_embeddings
         if config.own_memory_positions:
             widen_positions(base, front, back)
         wrap_layers(layers)
