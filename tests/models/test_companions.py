@@ -84,6 +84,13 @@ def test_a_loss_function_of_the_users_own(model, tmp_path):
     torch.testing.assert_close(loss, model(ids, labels=ids).loss)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_loss_function_that_no_model_would_call_is_refused(name):
+    """transformers' own models call it in place of theirs."""
+    message = "loss_function must be the model's own; got cross_entropy. Give it to the Trainer"
+    refused(message, setattr, CASES[name].build(), "loss_function", cross_entropy)
+
+
 def test_every_model_is_known_by_its_name():
     """lm-eval, pipelines and the Trainer ask so."""
     for config in strict_configs():

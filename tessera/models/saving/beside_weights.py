@@ -15,7 +15,7 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 from jinja2 import Template
-from transformers import PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 
 import tessera
 from tessera.base.errors import expect
@@ -159,6 +159,18 @@ class SavesWithCode(PreTrainedModel):
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
+
+    @property
+    def loss_function(self) -> Any:
+        """What transformers' heads (classifiers) call; the causal models make their loss themselves, in blocks."""
+        return super().loss_function
+
+    @loss_function.setter
+    def loss_function(self, value: Any) -> None:
+        advice = "Give it to the Trainer (compute_loss_func), or call it with output.logits."
+        is_called, got = not isinstance(self, GenerationMixin), getattr(value, "__name__", type(value).__name__)
+        expect(is_called, type(self).__name__, "loss_function", "be the model's own", got, advice)
+        self._loss_function = value
 
     def _returns_dict(self, return_dict: bool | None) -> bool:
         return self.config.return_dict if return_dict is None else return_dict
