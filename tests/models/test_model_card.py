@@ -55,6 +55,16 @@ def test_it_says_what_the_model_is_and_how_it_loads(tmp_path, build):
     assert type(names["model"]) is type(model)
 
 
+@pytest.mark.filterwarnings("ignore")  # peft's own
+@pytest.mark.parametrize("build", [mosaic, wrapped])
+def test_an_adapter_alone_is_not_called_a_model(tmp_path, build):
+    peft, model = pytest.importorskip("peft"), build()
+    model.add_adapter(peft.LoraConfig(r=2, target_modules="all-linear"))
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "adapter_model.safetensors").is_file()
+    assert not (tmp_path / "README.md").exists()
+
+
 def test_with_code_it_loads_without_import_tessera(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     folder = tmp_path / "model"

@@ -87,10 +87,10 @@ _template = cache(Template)  # to compile one takes longer than to save a small 
 def write_missing_card(folder: Path, model: PreTrainedModel, with_code: bool) -> None:
     """Write README.md into `folder` unless there is one: whoever wrote that knew more.
 
-    Tables of training and evaluation come from where the model was loaded.
+    Tables of training and evaluation come from where the model was loaded. Beside an adapter alone there is no model.
     """
     path = folder / CARD
-    if not folder.is_dir() or path.exists():
+    if not folder.is_dir() or path.exists() or (folder / "adapter_config.json").is_file():
         return
     known = _tables(Path(model.name_or_path) / CARD) if model.name_or_path else {}
     card = render_card(
