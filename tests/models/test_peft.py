@@ -46,6 +46,21 @@ def test_trained_tokens_of_tied_embeddings_act_on_the_head(name):
     torch.testing.assert_close(adapted.merge_and_unload()(ids).logits, logits)
 
 
+@pytest.mark.parametrize("name", ["v1 published", "armt around memory_mosaic"])
+@torch.no_grad()
+def test_a_trained_copy_of_tied_embeddings_is_merged_and_saved(name, tmp_path):
+    model, ids = CASES[name].build(), tokens(1, 15)
+    copied = {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}
+    adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **copied)).eval()
+    next(p for key, p in adapted.named_parameters() if "embed_tokens.modules_to_save" in key).mul_(1.5)
+    logits = adapted(ids).logits
+    merged = adapted.merge_and_unload()
+    torch.testing.assert_close(merged(ids).logits, logits)
+    merged.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path, dtype=torch.float64).eval()
+    torch.testing.assert_close(again(ids).logits, logits)
+
+
 def test_an_adapter_around_a_wrapped_linear_attention():
     model = tessera.wrap(
         CASES["linear attention gla"].build().float(), segment_size=6, num_memory_tokens=2, memory_dim=4

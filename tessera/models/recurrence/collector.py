@@ -218,7 +218,8 @@ class StepWriter:
             values = output if head is None else linear(output, head.weight)
             self.columns.append((start, values))
             return values
-        room = self._room(output, output.shape[-1] if head is None else head.out_features)
+        # PEFT's tied copies of a head say their sizes the wrong way round in `out_features`.
+        room = self._room(output, output.shape[-1] if head is None else len(head.weight))
         room = room[:, start : start + output.shape[1]]
         if head is None:
             return room.copy_(output)

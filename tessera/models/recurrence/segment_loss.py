@@ -93,7 +93,7 @@ class SegmentLoss:
     def add(self, output: Tensor, span: Span, head: nn.Linear | None = None) -> None:
         """Count a span of which `output` is the logits (b, n, vocabulary), or with `head` its input (b, n, hidden)."""
         targets = self._targets(span)
-        if head is not None and targets.numel() * head.out_features >= MANY:
+        if head is not None and targets.numel() * len(head.weight) >= MANY:
             self.waiting.append((output.flatten(0, 1), targets.flatten(), head))
             if not output.requires_grad:  # else the graph holds it anyway, and one gradient of the head is enough
                 self._add_waiting()
