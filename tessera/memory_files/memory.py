@@ -94,7 +94,7 @@ class Memory:
         """Read the file that was loaded, once. Raises `TesseraError` where it is not as it was stored."""
         if (unchecked := self._unchecked) is not None:  # another thread may read it, too
             values = unchecked.values("cpu" if self.model is None else self.model.device)
-            self.documents, self._unchecked = tuple(Document(**fields) for fields in values["documents"]), None
+            self.documents, self._unchecked = tuple(map(_document, values["documents"])), None
 
     def read(
         self,
@@ -196,12 +196,12 @@ class Memory:
         """
         of_one, kinds = self.owner == other.owner, f"{self.kind} and another {other.kind}"
         expect(of_one, "merge", "memories", "be of one model", kinds)
+        self.verify()
+        other.verify()  # what is mapped from its file would change with that
         new = tuple(document for document in other.documents if not self._is_there(document, "merge"))
         both = ", ".join(repr(document.name) for document in new if document.name in self.names)
         advice = "Forget one of the two first."
         expect(not both, "merge", "documents", "have different names", f"two of {both}", advice)
-        self.verify()
-        other.verify()
         if self.is_of_pairs:
             self.documents += new
             return self
@@ -246,7 +246,7 @@ class Memory:
             got = f"{str(path)!r}, of other {' and '.join(other)}"
             expect(not other, where, argument, "be one that this model read", got, "Read the text again.")
         values = file.values(is_used=False)
-        self.documents, self._unchecked = tuple(Document(**fields) for fields in values["documents"]), file
+        self.documents, self._unchecked = tuple(map(_document, values["documents"])), file
         self.kind, self._owner = file.kind, owner
         return self
 
@@ -306,6 +306,12 @@ class Memory:
         if not isinstance(state, State) and grows(state) and documents:  # the new state holds the one before it
             documents = (*documents[:-1], replace(documents[-1], state=None))
         self.documents = (*documents, replace(document, state=state))
+
+
+def _document(fields: dict[str, Any]) -> Document:
+    """A stored one. Its tokens and widths stay on the CPU, as those of a text that was read; its state is the model's."""
+    on_cpu = {name: fields[name].cpu() for name in ("tokens", "widths")}
+    return Document(**{**fields, **on_cpu})
 
 
 def _expect_tokens(where: str, documents: Iterable[Document]) -> None:

@@ -343,3 +343,39 @@ def test_what_cannot_be_is_said(tmp_path):
     (tmp_path / "a.pdf").write_bytes(b"%PDF-1.4")
     refused(r"a.pdf: (needs the package markitdown|cannot be read as pdf)", read.read, tmp_path / "a.pdf")
     assert together([memory(make("v1"), "kings").state]).document is None
+
+
+def test_what_was_merged_does_not_change_with_its_file(tmp_path):
+    """It was mapped from there: the process died where the file was written over in place."""
+    model = make("v1")
+    memory(model, "queen", "home").save(tmp_path / "memory")
+    merged = memory(model, "kings").merge(Memory(model, byte_tokenizer()).load(tmp_path / "memory"))
+    content = (tmp_path / "memory").read_bytes()
+    with open(tmp_path / "memory", "r+b") as file:
+        file.write(b"\xff" * len(content))
+    assert same(merged.state, memory(model, *TEXTS).state)
+
+
+def test_tokens_of_a_file_stay_on_the_cpu(tmp_path, monkeypatch):
+    """Of a model on a GPU they went there with the state, where `cite` and `read` met them with others of the CPU."""
+
+    class OnGPU(torch.Tensor):
+        def cpu(self):
+            return self.as_subclass(torch.Tensor)
+
+    memory(make("v1"), "kings").save(tmp_path / "memory")
+    values = StateFile.tensors
+    moved = {"meta": OnGPU, "cpu": torch.Tensor}
+    monkeypatch.setattr(
+        StateFile,
+        "tensors",
+        lambda file, device="cpu": {name: x.as_subclass(moved[str(device)]) for name, x in values(file).items()},
+    )
+    model = make("v1")
+    loaded = Memory(model, byte_tokenizer()).load(tmp_path / "memory")
+    monkeypatch.setattr(type(model), "device", torch.device("meta"))
+    loaded.verify()
+    (document,) = loaded.documents
+    assert isinstance(document.state.layers[0][0].pending_key, OnGPU)
+    assert not isinstance(document.tokens, OnGPU)
+    assert not isinstance(document.widths, OnGPU)
