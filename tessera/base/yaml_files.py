@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,30 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_constructor("tag:yaml.org,2002:timestamp", lambda loader, node: node.value)
+class _Dumper(yaml.SafeDumper):
+    """PyYAML's safe writer, which sets quotes around text that `_Loader` takes for a number (a run named 1e-3)."""
+
+
+def _number(construct: Callable) -> Callable:
+    """PyYAML's `construct`, but as in YAML 1.2: 010 is ten, not eight, and 1:20 a text, not eighty."""
+
+    def constructed(loader: _Loader, node: yaml.ScalarNode) -> Any:
+        """The number, or the text."""
+        text = str(node.value)
+        if ":" in text:
+            return text
+        return int(text.replace("_", "")) if _LEADING_ZERO.match(text) else construct(loader, node)
+
+    return constructed
+
+
+_LEADING_ZERO = re.compile(r"[-+]?0[0-7_]+$")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", lambda loader, node: node.value)
+_Loader.add_constructor("tag:yaml.org,2002:int", _number(yaml.SafeLoader.construct_yaml_int))
+_Loader.add_constructor("tag:yaml.org,2002:float", _number(yaml.SafeLoader.construct_yaml_float))
+for _reads_or_writes in (_Loader, _Dumper):
+    _reads_or_writes.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
 def read_yaml(path: Path, what: str = "file") -> Any:
@@ -80,3 +101,8 @@ def parse_yaml(text: str, where: str, what: str = "value") -> Any:
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError) as error:
         problem = " ".join(str(error).split())[:300]
     raise TesseraError(f"{where}: {what} must be YAML; {problem}.")
+
+
+def to_yaml(value: Any) -> str:
+    """YAML text that `parse_yaml` makes `value` of again, with mappings in their order."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False)

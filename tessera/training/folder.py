@@ -18,7 +18,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import yaml
 from transformers import PreTrainedTokenizerFast
 
 from tessera.base.checkpoints import FOLDER, MANIFEST, TEMPORARY, checkpoints, describe, differences, latest_complete
@@ -26,7 +25,7 @@ from tessera.base.dataclass_io import read_dataclass
 from tessera.base.errors import TesseraError, first_line
 from tessera.base.files import remove, sync, write_text_atomically, writing
 from tessera.base.locks import held, is_lock_file
-from tessera.base.yaml_files import parse_yaml
+from tessera.base.yaml_files import parse_yaml, to_yaml
 from tessera.models.saving.beside_weights import CARD
 from tessera.recipes.model_section import base_folder
 from tessera.recipes.recipe import recipe_to_dict
@@ -46,7 +45,7 @@ SECTIONS = {"name", "model", "data", "tokenizer", "training", "seed"}
 def saved_text(recipe: Recipe) -> str:
     """Every setting, defaults included; of a task the tokenizer is its own, and nothing is said of one."""
     plain = recipe_to_dict(recipe)
-    return yaml.safe_dump({**plain, "tokenizer": {}} if recipe.data.task else plain, sort_keys=False)
+    return to_yaml({**plain, "tokenizer": {}} if recipe.data.task else plain)
 
 
 def is_saved_recipe(path: Path) -> bool:
@@ -70,7 +69,7 @@ def saved_steps(run: Path) -> int | None:
 def is_machine_written(path: Path) -> bool:
     """Is the saved recipe, byte for byte, what YAML's writer makes of it? Comments and other layouts are a person's."""
     text, content = _read(path)
-    return is_saved_recipe(path) and text == yaml.safe_dump(content, sort_keys=False)
+    return is_saved_recipe(path) and text == to_yaml(content)
 
 
 def expect_same(run: Path, recipe: Recipe) -> None:

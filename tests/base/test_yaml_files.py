@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from tessera.base.errors import TesseraError
-from tessera.base.yaml_files import parse_yaml, read_yaml
+from tessera.base.yaml_files import parse_yaml, read_yaml, to_yaml
 from tests.refusals import refused
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -55,6 +55,20 @@ def test_ordinary_yaml_is_what_it_is_elsewhere():
 def test_numbers_with_exponents_and_dates_are_what_they_look_like():
     expected = {"a": 5e-3, "b": 1e3, "c": "2024-01-01", "d": "1e", "e": -0.25}
     assert parse_yaml("{a: 5e-3, b: 1e3, c: 2024-01-01, d: 1e, e: -2.5e-1}", "here") == expected
+
+
+def test_numbers_of_yaml_1_1_that_look_like_others():
+    """`seed=010` was 8, and 1:20 was 80."""
+    expected = {"a": 10, "b": -7, "c": "1:20", "d": "1:20.5", "e": 1000, "f": 16, "g": 0, "h": 0.5}
+    assert parse_yaml("{a: 010, b: -07, c: 1:20, d: 1:20.5, e: 1_000, f: 0x10, g: 0, h: 00.5}", "here") == expected
+
+
+@pytest.mark.parametrize("text", ["1e-3", "5E4", ".5e1", "010", "08", "1:20", "2024-01-01", "no", "null", "1_0", "é"])
+def test_what_is_written_is_read(text):
+    """A run named 1e-3 was of another recipe when it was resumed."""
+    value = {"z": text, "a": [text, 0.001, 1e-7, 3, None, True]}
+    assert parse_yaml(to_yaml(value), "here") == value
+    assert list(parse_yaml(to_yaml(value), "here")) == ["z", "a"]
 
 
 def test_files(tmp_path):

@@ -305,6 +305,12 @@ def test_intervals_may_change_on_resume_and_nothing_else(go, stop_after, tmp_pat
     assert same_bits(weights(tmp_path / "whole"), weights(tmp_path / "run"))
 
 
+def test_a_run_that_is_named_as_a_number_goes_on(go):
+    """Its saved recipe had the number in place of the name: a recipe 1e-3.yaml names it so."""
+    named = ("name='1e-3'", "training.steps=1")
+    assert go(*named).name == go(*named, resume=True).name == "1e-3"
+
+
 def test_a_few_steps_need_no_second_key(go):
     assert go("training.steps=1").steps == 1  # the recipe's warm-up has two
 
