@@ -309,7 +309,7 @@ class Memory:
 
 
 def _document(fields: dict[str, Any]) -> Document:
-    """A stored one. Its tokens and widths stay on the CPU, as those of a text that was read; its state is the model's."""
+    """A stored one. Its tokens and widths stay on the CPU, as those of a text that was read."""
     on_cpu = {name: fields[name].cpu() for name in ("tokens", "widths")}
     return Document(**{**fields, **on_cpu})
 
