@@ -35,6 +35,7 @@ class Document:
         size: bytes of the source, unpacked. tokens, widths: (T,) integers; token i and the bytes from where it begins
             to where the next does, so that together they are `size`.
         origin: a digest of the absolute path that it was read from; "" of a text, and in files of earlier releases.
+        precision: the number format of the products by which it was read, bf16 or fp32; None: as the surroundings said.
         state: what reading it left: alone in a memory of pairs, else behind the documents before it; None: not kept.
     """
 
@@ -44,6 +45,7 @@ class Document:
     widths: Tensor
     state: Any = None
     origin: str = ""
+    precision: str | None = None
 
     def has_text_of(self, other: "Document") -> bool:
         """Whether it was read from the same text; of a state without tokens nobody knows."""

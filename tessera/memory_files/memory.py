@@ -18,6 +18,7 @@ from tessera.base.checkpoints import tensor_checksum
 from tessera.base.errors import expect
 from tessera.base.files import expect_output, expect_plain_file, writing
 from tessera.base.locks import folder_held
+from tessera.base.precision import resolve_precision
 from tessera.base.state import State
 from tessera.data.encoding import uncut
 from tessera.generation.sampling import Sampling
@@ -121,14 +122,16 @@ class Memory:
                 name = next((known.name for known in self.documents if known.origin == origin), str(source))
         elif name is None:
             name = next(text for n in count(len(self.documents) + 1) if (text := f"text {n}") not in self.names)
-        document = replace(read_document_text(source, self.tokenizer, name, where), origin=origin)
+        if precision is not None:  # to forget one is to read those behind it again in their own
+            precision = resolve_precision(precision, self.model.device.type)
+        document = replace(read_document_text(source, self.tokenizer, name, where), origin=origin, precision=precision)
         if self._is_there(document, "memorize"):
             return self
         got, advice = f"{name!r}, that of another text", "Forget it first, or give this one another name."
         expect(name not in self.names, "memorize", "the name of a document", "be new", got, advice)
         largest, size = int(document.tokens.max()), self.model.config.get_text_config().vocab_size
         expect(largest < size, "memorize", "the tokenizer", f"fit the model (vocab_size {size})", f"token id {largest}")
-        self._append(document, progress, precision)
+        self._append(document, progress)
         return self
 
     def ask(self, question: str, sampling: Sampling = GREEDY, *, cite: int = 0, **options: Any) -> Answer:
@@ -296,12 +299,12 @@ class Memory:
             log.warning(f"{where}: {document.name!r} is there already{known_as}, with the same text; it is kept once")
         return name is not None
 
-    def _append(self, document: Document, progress: bool = False, precision: str | None = None) -> None:
+    def _append(self, document: Document, progress: bool = False) -> None:
         """Read `document` behind the others."""
         self.verify()
         self._expect_model("reads documents again")
         before = None if self.is_of_pairs else self.state
-        state = read_document(self.model, document.tokens, before, "memorize", progress, precision)
+        state = read_document(self.model, document.tokens, before, "memorize", progress, document.precision)
         documents = self.documents
         if not isinstance(state, State) and grows(state) and documents:  # the new state holds the one before it
             documents = (*documents[:-1], replace(documents[-1], state=None))

@@ -93,6 +93,24 @@ def test_read_saved_merged_and_forgotten(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["armt", "gpt2"])
+def test_what_is_read_again_is_read_in_its_own_number_format(kind, tmp_path):
+    """What came after a forgotten document was read again in float32, also where it had been read in bfloat16."""
+    model, formats = make(kind), {"kings": "fp32", "queen": "bf16", "home": "fp32"}
+
+    def read(*names: str) -> Memory:
+        result = Memory(model, byte_tokenizer())
+        for name in names:
+            result.read(TEXTS[name], name, precision=formats[name])
+        return result
+
+    read(*TEXTS).save(tmp_path / "memory")
+    kept = read("queen", "home").state
+    assert not same(kept, memory(model, "queen", "home").state)
+    assert same(Memory(model, byte_tokenizer()).load(tmp_path / "memory").forget("kings").state, kept)
+    assert same(read("queen").merge(read("home")).state, kept)
+
+
+@pytest.mark.parametrize("kind", ["armt", "gpt2"])
 def test_forgetting_and_merging_that_are_stopped_lose_no_document(kind, tmp_path, monkeypatch):
     """What came after the document was gone: Ctrl-C in a chat, or a memory without its model, and the next /save."""
     model = make(kind)
