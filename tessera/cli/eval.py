@@ -92,12 +92,10 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.task = _own_task(arguments.models)
         chosen = "--task" if arguments.task else chosen
     for kind in OPTIONS.keys() - {chosen}:
-        unless = f"with {chosen}" if kind == "text" else f"without {kind}"
-        refuse_options(arguments, "eval", OPTIONS[kind], unless)
+        refuse_options(arguments, "eval", OPTIONS[kind], f"with {chosen}" if kind == "text" else f"without {kind}")
     expect(arguments.average is None or arguments.plot, "eval", "--plot", "name a file for --average", "none")
     expect_output(arguments.plot, "eval", "--plot", is_figure, "a figure")
-    is_possible = chosen != "text" or arguments.output is None
-    expect(is_possible, "eval", "--output", "come with --task or --tasks", "a text")
+    expect(chosen != "text" or arguments.output is None, "eval", "--output", "come with --task or --tasks", "a text")
     hold_output(arguments, "eval", "output")
     rows: list[dict] = []
     measure, print_in_words = {

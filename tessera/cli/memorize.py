@@ -36,17 +36,17 @@ def run(arguments: argparse.Namespace) -> int:
     from tessera.models.saving.loading import load_model, load_tokenizer
 
     out = Path(arguments.out)
-    paths = [path for name in arguments.files if name != "-" for path in document_paths(name, "memorize", "FILE")]
-    typed = standard_texts("memorize") if "-" in arguments.files else None
+    typed = (standard_texts("memorize"), "standard input") if "-" in arguments.files else ()
+    sources: dict[str, tuple] = {}
+    for name in arguments.files:  # in their order, which most models' memories depend on
+        paths = {} if name == "-" else {str(path): (path,) for path in document_paths(name, "memorize", "FILE")}
+        sources |= paths or {"-": typed}
     mark = require_place(out, arguments.overwrite or arguments.append)
     memory = Memory(load_model(arguments.model), load_tokenizer(arguments.model))
     before = arguments.memory or (arguments.out if arguments.append and out.exists() else None)
     if before is not None:
         memory.load(before, "memorize", "--memory")
     names, options = memory.names, {"progress": sys.stderr.isatty(), "precision": arguments.precision}
-    sources: dict[str, tuple] = {str(path): (path,) for path in paths}
-    if typed is not None:
-        sources["-"] = (typed, "standard input")
     _, status = of_each(sources, lambda name: memory.read(*sources[name], **options))
     if status and not memory.documents:
         return status

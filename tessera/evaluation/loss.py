@@ -1,5 +1,6 @@
 """Loss of a model on a text, in nats per token and by position in the context, and what follows from it."""
 
+import logging
 import math
 import tempfile
 import time
@@ -26,6 +27,8 @@ from tessera.models.causality import evaluating
 from tessera.models.transformer import expect_positions
 from tessera.ops.linear_cross_entropy import IGNORED
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class EvaluationText:
@@ -33,7 +36,7 @@ class EvaluationText:
 
     source : the documents. held_out : evaluate on this last fraction of their tokens alone (1: on all). part : these
     two in words, such as "validation split". context : tokens per sequence. document_ids, begin_token, end_token : see
-    `DataSection`. stores : a folder in which its tokens may be stored already.
+    `DataSection`. stores : a folder in which its tokens may be stored already. checksums : those of a run's tokens.
     """
 
     source: TextSource
@@ -44,11 +47,14 @@ class EvaluationText:
     begin_token: bool = False
     end_token: bool = True
     stores: Path | None = None
+    checksums: list[int] | None = None
 
     def windows(self, tokenizer: PreTrainedTokenizerFast, limit: int | None, cache: Path) -> ValidationWindows:
-        """At most `limit` sequences; the tokens are stored in `cache`."""
+        """At most `limit` sequences; tokens are stored in `cache`. Warns of others than those of `checksums`."""
         special_tokens = {"begin_token": self.begin_token, "end_token": self.end_token}
         split = Split.of(open_or_build(self.source, tokenizer, cache, known=self.stores, **special_tokens))
+        if self.checksums not in (None, split.store.description.checksums):
+            log.warning(f"eval: {self.source.name} has changed since the run began: this may be training text")
         if self.held_out < 1:
             split = split.divided(self.held_out)[1]
         return ValidationWindows(split, self.context, limit, self.document_ids)
@@ -78,8 +84,7 @@ def evaluate_text(
         largest, size = windows.split.store.description.largest_token, model.config.get_text_config().vocab_size
         needed, advice = f"fit the model (vocab_size {size})", "The folder holds another model's tokenizer."
         expect(largest < size, "eval", "the tokenizer", needed, f"token id {largest}", advice)
-        surroundings = partial(autocast, precision, model.device.type)
-        losses = loss_by_position(model, windows, batch_size, context=surroundings)
+        losses = loss_by_position(model, windows, batch_size, context=partial(autocast, precision, model.device.type))
         ratio = windows.tokens_per_byte(tokenizer)
     count, available = len(windows), windows.available
     spread = "" if count == available else f", {count:,} of {available:,} sequences spread over it"
@@ -177,9 +182,8 @@ def loss_by_position(
             seen += (labels[:, 1:] != IGNORED).sum(0)
             of_batch = torch.zeros_like(total)
             for row, targets in zip(logits, labels):  # one sequence at a time: float32 copies stay small
-                of_batch += cross_entropy(
-                    row[:-1].float(), targets[1:], reduction="none", ignore_index=IGNORED
-                ).double()
+                nats = cross_entropy(row[:-1].float(), targets[1:], reduction="none", ignore_index=IGNORED)
+                of_batch += nats.double()
             total += of_batch
     return LossByPosition(total.cpu(), seen.cpu())
 

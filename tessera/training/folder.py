@@ -82,8 +82,7 @@ def expect_same(run: Path, recipe: Recipe) -> None:
     is_longer = isinstance(before.get(STEPS), int) and now[STEPS] > before[STEPS]
     free = RESUMABLE_KEYS | ({STEPS} if is_longer else set())
     fixed = (before.keys() | now.keys()) - (free - {EVALUATE_EVERY} if recipe.training.curriculum else free)
-    differing = [key for key in sorted(fixed) if before.get(key) != now.get(key)]
-    if differing:
+    if differing := [key for key in sorted(fixed) if before.get(key) != now.get(key)]:
         key = differing[0]
         more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
         raise TesseraError(
@@ -137,7 +136,7 @@ def write_inputs(run: Path, corpus: TrainingData) -> None:
 
 def expect_same_tokenizer(run: Path) -> None:
     """Raise `TesseraError` when the tokenizer in `run` is not the one that the run began with."""
-    record = _recorded(run)
+    record = recorded_inputs(run)
     if record and (reason := differences(run, record["tokenizer"])) is not None:
         raise TesseraError(
             f"{run}: the tokenizer must be the one the run began with; {reason}. "
@@ -147,7 +146,7 @@ def expect_same_tokenizer(run: Path) -> None:
 
 def expect_same_inputs(run: Path, corpus: TrainingData) -> None:
     """Raise `TesseraError` when the run began with other tokens than `corpus` has."""
-    record = _recorded(run)
+    record = recorded_inputs(run)
     for name, now in corpus.checksums().items() if record else ():
         if (before := record[name]) != now:
             raise TesseraError(
@@ -156,7 +155,7 @@ def expect_same_inputs(run: Path, corpus: TrainingData) -> None:
             )
 
 
-def _recorded(run: Path) -> dict[str, Any]:
+def recorded_inputs(run: Path) -> dict[str, Any]:
     """What `write_inputs` wrote; empty where a process died before, or somebody deleted it."""
     path = run / INPUTS
     try:

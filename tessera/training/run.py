@@ -114,8 +114,7 @@ def train(
             claim = stack.enter_context(claimed(recipe, run, resume=resume, overwrite=overwrite))
         else:
             processes.wait()  # until the first has written the tokenizer
-        saved_tokenizer = not (overwrite and processes.is_first)
-        data = open_data(recipe, run, saved_tokenizer=saved_tokenizer, processes=processes)
+        data = open_data(recipe, run, saved_tokenizer=not (overwrite and processes.is_first), processes=processes)
         longest = max(stage.length for stage in recipe.training.stages) * data.segment
         model = starting_model(recipe, data.tokenizer, data.largest_token, max(longest, recipe.data.context))
         checkpoints = Checkpoints(

@@ -13,7 +13,7 @@ from tessera.recipes.model_section import segment_tokens
 from tessera.recipes.sections import DataSection, Recipe
 from tessera.tasks.question_answering import QuestionTask, question_task
 from tessera.training.corpus import STORES
-from tessera.training.folder import RECIPE
+from tessera.training.folder import RECIPE, recorded_inputs
 
 
 class TrainedTask(NamedTuple):
@@ -105,5 +105,6 @@ def evaluation_text(
         held_out = section.validation_fraction
         part = f"the last {100 * held_out:g} % of its tokens"
     shared = {name: getattr(section, name) for name in ("context", "document_ids", "begin_token", "end_token")}
-    stores = Path(folder).resolve().parent / STORES
-    return EvaluationText(source, part=part, held_out=held_out, stores=stores, **shared)
+    stores, is_own = Path(folder).resolve().parent / STORES, data is None and split is None and section.task is None
+    recorded = recorded_inputs(Path(folder)).get("validation", {}).get("checksums") if is_own else None
+    return EvaluationText(source, part=part, held_out=held_out, stores=stores, checksums=recorded, **shared)

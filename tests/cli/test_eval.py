@@ -76,6 +76,18 @@ def test_a_run_is_evaluated_on_the_tokens_that_it_has_stored(done, run_folder, c
     assert len(made) == 3
 
 
+def test_a_text_that_has_changed_since_the_training_is_said(done, run_folder, corpus, tmp_path):
+    """The last part of another text may be what the model was trained on."""
+    run, text = tmp_path / "runs" / "run", tmp_path / "text.txt"
+    shutil.copytree(run_folder, run)
+    shutil.copy(corpus, text)
+    (run / "recipe.yaml").write_text((run / "recipe.yaml").read_text().replace(str(corpus), str(text)))
+    assert "has changed" not in done("eval", run)[1]
+    text.write_text(text.read_text()[:800])
+    assert f"eval: {text} has changed since the run began: this may be training text" in done("eval", run)[1]
+    assert "has changed" not in done("eval", run, "--data", text)[1]
+
+
 def test_a_text_shorter_than_a_context_names_the_option(refused, run_folder):
     advice = "Use more text or a smaller context (data.context of a recipe, --context of eval)."
     refused(advice, "eval", run_folder, "--context", 10**6)

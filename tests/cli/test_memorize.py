@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 
 import pytest
 import torch
@@ -256,6 +257,17 @@ def test_samples_of_a_model_of_text(tessera, wrapped, tmp_path):
         file.write_text(json.dumps({"input": "a king", "question": "Who?", "target": target}) + "\n")
         status, out, _ = tessera("ask", wrapped, "--samples", file, *options)
         assert (status, out.splitlines()[1]) == (0, f"exact match      {exact:>5}")
+
+
+def test_documents_are_read_in_the_order_in_which_they_are_named(done, wrapped, tmp_path, monkeypatch):
+    """Standard input was read behind the files, wherever it was named; the order decides what most models remember."""
+    (tmp_path / "text.txt").write_text("a king")
+    monkeypatch.setattr("sys.stdin", io.StringIO("three sons"))
+    done("memorize", wrapped, "-", tmp_path / "text.txt", "--out", tmp_path / "memory")
+    assert re.findall("^  (.*):", done("memories", "info", tmp_path / "memory")[0], re.M) == [
+        "standard input",
+        "text.txt",
+    ]
 
 
 def test_standard_input_that_is_no_text(tessera, refused, wrapped, tmp_path, monkeypatch):
