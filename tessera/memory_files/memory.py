@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from tessera.base.checkpoints import tensor_checksum
-from tessera.base.errors import expect
+from tessera.base.errors import TesseraError, expect, first_line
 from tessera.base.files import expect_output, expect_plain_file, writing
 from tessera.base.locks import folder_held
 from tessera.base.precision import resolve_precision
@@ -95,7 +95,7 @@ class Memory:
         """Read the file that was loaded, once. Raises `TesseraError` where it is not as it was stored."""
         if (unchecked := self._unchecked) is not None:  # another thread may read it, too
             values = unchecked.values("cpu" if self.model is None else self.model.device)
-            self.documents, self._unchecked = tuple(map(_document, values["documents"])), None
+            self.documents, self._unchecked = _documents(values, unchecked.path), None
 
     def read(
         self,
@@ -214,17 +214,20 @@ class Memory:
     def save(self, path: str | Path, replaces: tuple[int, ...] | None = ANY_FILE) -> Self:
         """Write the file, complete or not at all. `replaces`: the `mark_of` the file that may be replaced.
 
+        Where `path` is a symbolic link, the file that it leads to is written.
         Raises `TesseraError`: a memory that is not finite, or a file that cannot be written; or another process has
         stored another file there: this memory is then beside it.
         """
         self.verify()  # what was changed must not be written again with a right checksum
         path = place = Path(path)
         documents = [vars(document) for document in self.documents]
-        with writing(path), folder_held(path.absolute().parent):
+        with writing(path), folder_held(Path(os.path.realpath(path)).parent):
             if replaces is not ANY_FILE and mark_of(path) != replaces:
                 names = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in count(2))
                 place = next(name for name in names if not name.exists())
-            save_values(place, self.kind, {MADE_BY: self.owner, "documents": documents}, finite=True)
+            save_values(
+                Path(os.path.realpath(place)), self.kind, {MADE_BY: self.owner, "documents": documents}, finite=True
+            )
             self.marks[str(place)] = mark_of(place)
         got, advice = "one that another process stored meanwhile", f"This memory is in {str(place)!r}."
         expect(place == path, str(path), "the file", "be the one that was there at first", got, advice)
@@ -249,7 +252,7 @@ class Memory:
             got = f"{str(path)!r}, of other {' and '.join(other)}"
             expect(not other, where, argument, "be one that this model read", got, "Read the text again.")
         values = file.values(is_used=False)
-        self.documents, self._unchecked = tuple(map(_document, values["documents"])), file
+        self.documents, self._unchecked = _documents(values, file.path), file
         self.kind, self._owner = file.kind, owner
         return self
 
@@ -311,10 +314,17 @@ class Memory:
         self.documents = (*documents, replace(document, state=state))
 
 
-def _document(fields: dict[str, Any]) -> Document:
-    """A stored one. Its tokens and widths stay on the CPU, as those of a text that was read."""
-    on_cpu = {name: fields[name].cpu() for name in ("tokens", "widths")}
-    return Document(**{**fields, **on_cpu})
+def _documents(values: dict[str, Any], path: Path) -> tuple[Document, ...]:
+    """Those in a file. Their tokens and widths stay on the CPU, as those of a text that was read."""
+
+    def document(fields: dict[str, Any]) -> Document:
+        return Document(**{**fields, **{name: fields[name].cpu() for name in ("tokens", "widths")}})
+
+    try:
+        return tuple(map(document, values["documents"]))
+    except (KeyError, TypeError, AttributeError) as error:  # fields that this release does not know
+        needed, got = "be a memory as this release stores it", f"{str(path)!r} ({first_line(error)})"
+        raise TesseraError(f"load: path must {needed}; got {got}. Read the text again.") from None
 
 
 def _expect_tokens(where: str, documents: Iterable[Document]) -> None:

@@ -239,7 +239,13 @@ def test_files_that_are_no_memory_of_this_model(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state_file, "THIS_VERSION", 3)
         save_values(damaged, later.kind, {"documents": []})
-    refused("be a memory of version 2; got version 3", load, path=damaged)
+    refused("be a memory of version 2; got '.*damaged', of version 3. Read the text again", load, path=damaged)
+    owner = later.content["made_by"]
+    for documents in ([{**vars(Document("a", 1, *2 * [torch.zeros(1)])), "later": 1}], [{"name": "a"}], [3]):
+        save_values(damaged, later.kind, {"made_by": owner, "documents": documents})
+        refused("must be a memory as this release stores it; got '.*damaged'", load, path=damaged)
+    save_values(damaged, later.kind, {"made_by": owner})
+    refused("must be a memory as this release stores it; got '.*damaged' \\('documents'\\)", load, path=damaged)
 
 
 def test_a_call_that_cuts_texts_makes_no_other_tokenizer(tmp_path):
@@ -361,6 +367,18 @@ def test_what_cannot_be_is_said(tmp_path):
     (tmp_path / "a.pdf").write_bytes(b"%PDF-1.4")
     refused(r"a.pdf: (needs the package markitdown|cannot be read as pdf)", read.read, tmp_path / "a.pdf")
     assert together([memory(make("v1"), "kings").state]).document is None
+
+
+def test_a_link_to_a_memory_stays_one(tmp_path):
+    """`memorize --append` put a file in the place of the link, and what it led to stayed as it was."""
+    model, place, link = make("v1"), tmp_path / "disk" / "memory", tmp_path / "link"
+    place.parent.mkdir()
+    memory(model, "kings").save(place)
+    link.symlink_to(place)
+    Memory(model, byte_tokenizer()).load(link).read(TEXTS["queen"], "queen").save(link)
+    assert link.is_symlink()
+    assert Memory().load(place).names == ["kings", "queen"]
+    assert [path.name for path in place.parent.iterdir()] == ["memory"]
 
 
 def test_what_was_merged_does_not_change_with_its_file(tmp_path):

@@ -85,7 +85,7 @@ class StateFile:
             version, kind, content, crc = (header[name] for name in ("version", "kind", "content", CRC))
         except (ValueError, TypeError, KeyError, RecursionError) as error:  # made by hand
             raise TesseraError(f"{where}: {argument} must be a stored {what}; got {str(path)!r} ({error}).") from None
-        expect(version == THIS_VERSION, where, argument, this_version, f"version {version}")
+        expect(version == THIS_VERSION, where, argument, this_version, f"{str(path)!r}, of version {version}", advice)
         is_it, got = (
             (kind == TRACE) == (what == TRACE),
             f"{str(path)!r}, a stored {TRACE if kind == TRACE else 'memory'}",
