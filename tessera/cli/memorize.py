@@ -36,11 +36,11 @@ def run(arguments: argparse.Namespace) -> int:
     from tessera.models.saving.loading import load_model, load_tokenizer
 
     out = Path(arguments.out)
-    typed = (standard_texts("memorize"), "standard input") if "-" in arguments.files else ()
+    typed: tuple = (standard_texts("memorize"), "standard input") if "-" in arguments.files else ()
     sources: dict[str, tuple] = {}
     for name in arguments.files:  # in their order, which most models' memories depend on
-        paths = {} if name == "-" else {str(path): (path,) for path in document_paths(name, "memorize", "FILE")}
-        sources |= paths or {"-": typed}
+        paths = [] if name == "-" else document_paths(name, "memorize", "FILE")
+        sources |= {str(path): (path,) for path in paths} or {"-": typed}
     mark = require_place(out, arguments.overwrite or arguments.append)
     memory = Memory(load_model(arguments.model), load_tokenizer(arguments.model))
     before = arguments.memory or (arguments.out if arguments.append and out.exists() else None)
