@@ -1,6 +1,7 @@
 """Kernel regression as the papers write it: all scores at once. Slow, obvious, any dtype up to float64."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -38,10 +39,10 @@ def scores(call: Call) -> Tensor:
     A score of 50 rounded to bfloat16 is off by an eighth, and so is its weight.
     """
     with without_autocast(call.query):
-        query = call.query.float() if call.query.dtype in NARROW else call.query
-        parts = [query @ block.to(query.dtype).mT for block in _blocks(call, call.key)]
-    scaled = call.per_query(call.slope) * (parts[0] if len(parts) == 1 else torch.cat(parts, -1))
-    return scaled if call.intercept is None else scaled + call.per_query(call.intercept)
+        wide = replace(call, query=call.query.float()) if call.query.dtype in NARROW else call
+        parts = [wide.query @ block.to(wide.query.dtype).mT for block in _blocks(call, call.key)]
+    scaled = wide.per_query(call.slope) * (parts[0] if len(parts) == 1 else torch.cat(parts, -1))
+    return scaled if call.intercept is None else scaled + wide.per_query(call.intercept)
 
 
 def _blocks(call: Call, pairs: Tensor) -> Sequence[Tensor]:

@@ -75,6 +75,21 @@ def test_one_query_in_a_narrow_type_is_as_near_as_many(kernel, dtype, relative):
     torch.testing.assert_close(kernel_regression(*tensors, **scale).double(), exact, rtol=relative, atol=relative)
 
 
+@pytest.mark.parametrize("backend", [None, "reference", "chunked"])
+@pytest.mark.parametrize(("dtype", "relative"), [(torch.bfloat16, 1e-2), (torch.float16, 2e-3)], ids=str)
+@pytest.mark.parametrize("slope", [501.9, 131072.0])
+def test_slope_and_intercept_are_not_rounded_to_the_type_of_the_query(slope, dtype, relative, backend):
+    """Where they nearly cancel, and where the slope exceeds the largest float16; of one query and of several."""
+    query = torch.nn.functional.normalize(torch.randn(1, 1, 1, 16), dim=-1)
+    key = torch.nn.functional.normalize(query + slope**-0.5 * torch.randn(1, 1, 500, 16), dim=-1)
+    tensors = [tensor.to(dtype) for tensor in (query, key, 1 + torch.rand(1, 1, 500, 4))]
+    scale = {"slope": torch.tensor(slope), "intercept": torch.tensor(1.3 - slope), "kernel": "normalized_relu"}
+    exact = kernel_regression(*(tensor.double() for tensor in tensors), **scale)
+    for queries in (tensors[0], tensors[0].expand(-1, -1, 2, -1)):
+        actual = kernel_regression(queries, *tensors[1:], **scale, backend=backend)
+        torch.testing.assert_close(actual.double(), exact.expand_as(actual), rtol=relative, atol=0)
+
+
 def reaches_the_row_before(dtype):
     """Does PyTorch's product of matrices lose the row in front of one of NaN? On CPUs with AMX that of bfloat16 does,
     where rows have an odd length: it takes two numbers at a time, the last one with what follows it, times 0."""
