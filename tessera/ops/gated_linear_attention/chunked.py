@@ -1,5 +1,7 @@
 """In chunks: products inside each chunk, and one matrix passed from chunk to chunk."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -26,7 +28,9 @@ def _chunk(
     query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, matrix: Tensor, document: Tensor, documents: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The answers (B, H, C, V) of one chunk, and the matrix after it."""
-    total = log_decay.cumsum(2)  # G_t = g_1 + ... + g_t inside the chunk
+    # What e^g rounds to 0 is cut off: sums of more would lose the decays behind it, and those of -inf be NaN.
+    least = math.log(torch.finfo(log_decay.dtype).tiny)
+    total = log_decay.clamp(min=least).cumsum(2)  # G_t = g_1 + ... + g_t inside the chunk
     # What was stored in this chunk: sum over s <= t of (q_t exp(G_t - G_s)) . k_s, of the same document.
     size = query.shape[2]
     past = torch.ones(size, size, dtype=torch.bool, device=query.device).tril()

@@ -47,6 +47,21 @@ def test_chunks_equal_the_equation(steps, decay):
     torch.testing.assert_close(ours, theirs, rtol=0, atol=REORDERED_FLOAT64)
 
 
+@pytest.mark.parametrize("reset", [-torch.inf, -1e9])
+def test_what_forgets_everything_leaves_the_decays_behind_it_as_they_are(reset):
+    """In float32 a sum with -1e9 has no digit left for them, and a difference of two infinite sums is NaN."""
+    *tensors, log_decay = (tensor.detach() for tensor in inputs(20, 0.5))
+    log_decay[:, :, [2, 5, 17]] = reset
+    tensors = [*tensors, log_decay]
+    empty = LinearAttentionState(torch.zeros(3, 2, 4, 5, dtype=torch.float64), torch.zeros(3, 1, dtype=torch.long))
+    expected, last = reference(*tensors, empty, torch.zeros(3, 20, dtype=torch.long))
+    narrow = [tensor.float().requires_grad_() for tensor in tensors]
+    answers, state = gated_linear_attention(*narrow)
+    torch.testing.assert_close(answers.double(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(state.matrix.double(), last.matrix, rtol=1e-4, atol=1e-4)
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(answers.sum(), narrow))
+
+
 def test_a_state_of_other_rows_is_refused_and_one_of_another_format_goes_on():
     tensors, documents = inputs(9, 0.2), documents_of(9)
     _, state = gated_linear_attention(*tensors, documents=documents)
