@@ -37,7 +37,7 @@ def entmax(
         expect(is_number, "entmax", "alpha", "be a finite number of at least 1", alpha)
         if alpha <= 2:
             return _along(scores, dim, Gaussian() if alpha == 1 else RectifiedPolynomial(order=1 / (alpha - 1)))
-        alpha = torch.tensor(alpha, dtype=torch.float64)
+        alpha = torch.tensor(alpha, dtype=torch.float64, device=scores.device)
     if alpha.dim() == 0:
         alpha = alpha.expand(1)
     one_per_row = list(scores.shape)

@@ -177,8 +177,11 @@ class LinearContextualMemory(nn.Module):
 
     def scores(self, like: Tensor) -> Scores:
         """`slope` and `intercept` of the kernel's scores, as `kernel_regression` takes them."""
-        slope, intercept = self.kernel.affine(torch.as_tensor(self.inverse_bandwidth, dtype=like.dtype))
-        return {"slope": slope.to(like.device), "intercept": intercept}
+        precise = torch.promote_types(like.dtype, torch.float32)
+        slope, intercept = self.kernel.affine(
+            torch.as_tensor(self.inverse_bandwidth, dtype=precise, device=like.device)
+        )
+        return {"slope": slope, "intercept": intercept}
 
     def _heads(self, x: Tensor) -> Tensor:
         heads = x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

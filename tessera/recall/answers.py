@@ -39,7 +39,7 @@ class Support:
         num_queries = sum(support.num_queries for support in supports)
         rows = [s.of(head, query) for head in range(heads) for s in supports for query in range(s.num_queries)]
         places, weights = (torch.cat(tensors) for tensors in zip(*rows))
-        sizes = torch.tensor([0, *(len(of_row) for of_row, _ in rows)])
+        sizes = torch.tensor([0, *(len(of_row) for of_row, _ in rows)], device=places.device)
         return cls(sizes.cumsum(0), places, weights, num_queries)
 
 

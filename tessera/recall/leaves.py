@@ -111,7 +111,7 @@ class Leaves:
     def joined(cls, parts: Iterable[Self], num_blocks: int) -> Self:
         """The `num_blocks` blocks of all parts, one behind the other; a part is let go when it was copied."""
         joined: dict[str, Tensor] = {}
-        done, size = 0, torch.zeros(())
+        done, size = 0, torch.zeros((), device="cpu")
         for part in parts:
             if part.num_blocks == num_blocks:
                 return part

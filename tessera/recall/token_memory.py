@@ -12,7 +12,7 @@ from what had been read before.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -27,19 +27,21 @@ from tessera.recall.pair_store import PairStore
 
 SLOPES = tuple(2.0**power for power in range(9))
 MIXING_WEIGHTS = (0.0, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9)
+GRID = len(SLOPES), len(MIXING_WEIGHTS)
 EVICTIONS = ("oldest", "least_recalled", "random")
 TOKENS_OF_A_FIT = 64  # of each call of `fitted`, evenly spaced
 FADING = 0.95  # what a call of `fitted` leaves of the losses before it
 LARGEST_SCAN = 262_144  # pairs; of more, compact kernels read through the index
 AT_ONCE = 1 << 23  # scores or logits in memory
 TINY = 1e-30
+ON_CPU: Any = {"dtype": torch.float64, "device": "cpu"}  # ranks and losses, whatever the default device
 
 
 @dataclass(frozen=True)
 class Mixture:
     """The losses (slope, mixing weight) of what was predicted so far, and the best of both."""
 
-    losses: Float[Tensor, "S A"] = field(default_factory=lambda: torch.zeros(len(SLOPES), len(MIXING_WEIGHTS)))
+    losses: Float[Tensor, "S A"] = field(default_factory=lambda: torch.zeros(GRID, **ON_CPU).float())
 
     @property
     def slope(self) -> float:
@@ -58,7 +60,7 @@ class Mixture:
 
     def updated(self, model: Float[Tensor, " T"], memory: Float[Tensor, "S T"]) -> Self:
         """The mixture after tokens to which the model and, with each slope, the memory gave these probabilities."""
-        weights = torch.tensor(MIXING_WEIGHTS, dtype=torch.float64)[:, None]
+        weights = torch.tensor(MIXING_WEIGHTS, **ON_CPU)[:, None]
         mixed = (1 - weights) * model.double().cpu() + weights * memory.double().cpu().unsqueeze(1)
         return replace(self, losses=FADING * self.losses - mixed.clamp(min=TINY).log().sum(-1).float())
 
@@ -80,7 +82,7 @@ class TokenMemory:
     eviction: str = "oldest"
     mixture: Mixture = field(default_factory=Mixture)
     index: PairIndex | None = None
-    ranks: Float[Tensor, " N"] = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
+    ranks: Float[Tensor, " N"] = field(default_factory=lambda: torch.zeros(0, **ON_CPU))
     num_read: int = 0
     model: str | None = None
 
@@ -128,7 +130,7 @@ class TokenMemory:
         """
         if len(self) == 0 or len(tokens) == 0:
             return self
-        chosen = torch.arange(0, len(tokens), max(1, len(tokens) // TOKENS_OF_A_FIT))
+        chosen = torch.arange(0, len(tokens), max(1, len(tokens) // TOKENS_OF_A_FIT), device=hidden.device)
         probabilities = [self.probability(hidden[chosen], tokens[chosen], slope) for slope in SLOPES]
         fitted = replace(self, mixture=self.mixture.updated(model[chosen], torch.stack(probabilities)))
         if self.budget is None or self.eviction != "least_recalled":
@@ -166,8 +168,8 @@ class TokenMemory:
         """Blocks (first query, weights, places) that hold all pairs with weight; `room`: further numbers per query."""
         assert self.index is not None
         queries = normalize(hidden.float(), dim=-1)
-        scale, intercept = self.kernel.affine(torch.tensor(self.mixture.slope if slope is None else slope))
-        if len(self) > LARGEST_SCAN and float(self.kernel.score_floor(torch.zeros(()))) > -torch.inf:
+        scale, intercept = self.kernel.affine(queries.new_tensor(self.mixture.slope if slope is None else slope))
+        if len(self) > LARGEST_SCAN and float(self.kernel.score_floor(scale.new_zeros(()))) > -torch.inf:
             recall = self.index.recall(queries[None], kernel=self.kernel, slope=scale, intercept=intercept or 0.0)
             for query in range(len(queries)):
                 places, weights = recall.support.of(0, query)
@@ -182,8 +184,8 @@ class TokenMemory:
 
     def _first_ranks(self, count: int) -> Tensor:
         if self.eviction == "oldest":
-            return torch.arange(self.num_read, self.num_read + count, dtype=torch.float64)
+            return torch.arange(self.num_read, self.num_read + count, **ON_CPU)
         if self.eviction == "random":  # the same pairs in however many parts they come
-            draws = [torch.Generator().manual_seed(seed) for seed in range(self.num_read, self.num_read + count)]
-            return torch.cat([torch.rand(1, generator=draw, dtype=torch.float64) for draw in draws])
-        return torch.ones(count, dtype=torch.float64)
+            draws = [torch.Generator("cpu").manual_seed(seed) for seed in range(self.num_read, self.num_read + count)]
+            return torch.cat([torch.rand(1, generator=draw, **ON_CPU) for draw in draws])
+        return torch.ones(count, **ON_CPU)

@@ -37,6 +37,14 @@ def test_the_formula_in_complex_numbers():
     torch.testing.assert_close(model(x)[0], expected, rtol=0, atol=REORDERED_FLOAT64)
 
 
+def test_the_default_device_makes_no_difference():
+    for model in (memory(), memory(kernel="normalized_relu", inverse_bandwidth=0.6)):
+        x = torch.randn(2, 7, 6, dtype=torch.float64)
+        expected = model(x)[0]
+        with torch.device("meta"):
+            assert torch.equal(model(x)[0], expected)
+
+
 def test_first_weights_are_a_projected_real_layer():
     parts = torch.view_as_real(ComplexLinear(200, 200).weight.detach())
     bound = 400**-0.5

@@ -127,6 +127,22 @@ def test_budgets(states):
     assert len(recalled) == 120
 
 
+@pytest.mark.parametrize("eviction", ["oldest", "least_recalled", "random"])
+def test_the_default_device_makes_no_difference(states, eviction, monkeypatch):
+    """Beside a model on the CPU; beside one on a GPU, losses and ranks stay on the CPU."""
+    hidden, tokens = states
+    logits, sure = torch.randn(300, 50), torch.full((300,), 0.01)
+    monkeypatch.setattr(token_memory, "LARGEST_SCAN", 10)
+
+    def mixed():
+        memory = TokenMemory.empty("biweight", 120, eviction).remembered(hidden[:100], tokens[:100])
+        return memory.fitted(hidden, tokens, sure).remembered(hidden, tokens).mixed(hidden, logits)
+
+    expected = mixed()
+    with torch.device("meta"):
+        assert torch.equal(mixed(), expected)
+
+
 def test_a_memory_of_another_model_is_refused():
     torch.manual_seed(0)
     model, other, ids = llama().eval(), llama().eval(), torch.arange(50).repeat(3)

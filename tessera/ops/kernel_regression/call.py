@@ -141,7 +141,7 @@ class Call:
 
     def largest_slope(self) -> float:
         """The sharpest kernel of the call."""
-        return float(torch.as_tensor(self.slope).detach().abs().max())
+        return float(self.slope.detach().abs().max())
 
     def per_query(self, scale: Tensor) -> Tensor:
         """`scale` (slope or intercept) with a last dimension of one, to multiply (B, H, T, ...) tensors."""

@@ -60,7 +60,7 @@ def run(call: Call) -> Tensor:
     """Softmax weights block by block: time O(visible pairs); memory O(T + N) per head, one block, and KEPT_BYTES."""
     if call.key.shape[2] == 0:
         return call.zeros()
-    slope = torch.as_tensor(call.slope).float().expand(call.query.shape[:3])
+    slope = call.slope.float().expand(call.query.shape[:3])
     return _Bfloat16.apply(call.query, call.key, call.value, slope, call)
 
 
@@ -95,8 +95,9 @@ class _Bfloat16(torch.autograd.Function):
         heads = query.shape[1]
         work = _Work(query, key, value, slope)
         grad_query = torch.zeros_like(work.query[..., : query.shape[-1]])
-        grad_key = torch.zeros(work.key.shape[0], key.shape[2], key.shape[3])
-        grad_value = torch.zeros(work.value.shape[0], value.shape[2], value.shape[3])
+        grad_key, grad_value = (
+            key.new_zeros(work.key.shape[0], *pairs.shape[2:], dtype=torch.float32) for pairs in (key, value)
+        )
         above, value_and_ones = _with_mean_gradient(grad, output), _append(work.value, 1.0, 1.0)
         width = value.shape[-1]
         for block, group, weights in work.blocks(ctx.call, heads, kept):
@@ -187,7 +188,7 @@ def _empty_rows(block: QueryBlock) -> Tensor | None:
 
 def _clear_uncovered(output: Tensor, call: Call) -> None:
     """Zero the queries that no block covers: those without any visible pair."""
-    seen = torch.zeros(output.shape[0], output.shape[2], dtype=torch.bool)
+    seen = output.new_zeros(output.shape[0], output.shape[2], dtype=torch.bool)
     for block in query_blocks(call):
         seen[block.batch, block.queries] = True
     output.masked_fill_(~seen[:, None, :, None], 0.0)

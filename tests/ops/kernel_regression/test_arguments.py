@@ -7,7 +7,7 @@ import torch
 
 import tessera
 from tessera.base.errors import TesseraError
-from tessera.kernels import Gaussian, NearestNeighbours, kernel_from_config
+from tessera.kernels import Gaussian, NearestNeighbours, entmax, kernel_from_config
 from tessera.ops.kernel_regression import Window, kernel_regression
 from tests.covering import pairwise
 from tests.kernels.contract import all_kernels, identifier
@@ -137,6 +137,30 @@ def test_numbers_are_as_precise_as_the_call():
         exact = {name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()}
         actual = kernel_regression(**tensors, kernel=kernel, **numbers)
         assert torch.equal(actual, kernel_regression(**tensors, kernel=kernel, **exact))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kernel", ["gaussian", "biweight"])
+def test_the_default_device_and_dtype_make_no_difference(kernel, dtype):
+    """As `torch.set_default_device("cuda")` beside tensors on the CPU; blocks of sums are not in the default dtype."""
+
+    def results():
+        generator = torch.Generator("cpu").manual_seed(0)
+        draws = (torch.randn(1, 1, 700, 4, generator=generator, dtype=torch.float64, device="cpu") for _ in range(3))
+        leaves = [draw.to(dtype).requires_grad_() for draw in draws]
+        y = kernel_regression(*leaves, kernel=kernel, slope=1.0, window=Window(delay=2))
+        entmaxes = entmax(leaves[0][0, 0].detach(), 2.5)
+        return y, entmaxes, *torch.autograd.grad(y.sum(), leaves)
+
+    expected = results()
+    with torch.device("meta"):
+        assert all(map(torch.equal, results(), expected))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert all(map(torch.equal, results(), expected))
+    finally:
+        torch.set_default_dtype(before)
 
 
 def test_delays_may_lie_on_another_device():
