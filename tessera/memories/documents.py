@@ -9,8 +9,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tessera.base.errors import expect
 from tessera.base.shapes import Documents, Float, Int
 from tessera.ops.gated_average import GatedAverageState
+
+# A pair that is not stored is of document -1, which these would take for their largest number.
+UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
 
 class Continues(Protocol):
@@ -32,6 +36,8 @@ def last_document(state: Continues, documents: Int[Tensor, "B T"]) -> Int[Tensor
 
 def continued_documents(x: Float[Tensor, "B T ..."], state: Continues | None, documents: Documents) -> Documents:
     """The documents of the steps of `x` (B, T, ...); steps without given documents continue the last one."""
+    if documents is not None and documents.dtype in UNSIGNED:
+        expect(False, "memory", "documents", "be of a type with a sign", documents.dtype, "Give documents.long().")
     if documents is None and state is not None and state.document is not None:
         return state.document.expand(-1, x.shape[1])
     return documents

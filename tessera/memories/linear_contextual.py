@@ -153,6 +153,7 @@ class LinearContextualMemory(nn.Module):
         else:
             pairs = state.pairs.append(torch.cat([state.pending_key, keys[:, :, :-1]], 2), values)
             offset = state.pairs.length + 1
+        stored = pairs.documents  # of joined states of unequal lengths: which pairs are there
         recalled = kernel_regression(
             keys,
             pairs.keys,
@@ -161,6 +162,8 @@ class LinearContextualMemory(nn.Module):
             **self.scores(keys),
             window=self.window,
             query_offset=offset,
+            query_documents=None if stored is None else torch.zeros_like(keys[:, 0, :, 0], dtype=torch.long),
+            pair_documents=stored,
             backend=self.backend if keys.shape[2] > 1 else None,
         )
         return self.combine(recalled), LinearContextualState(pairs, keys[:, :, -1:]) if keep_state else None

@@ -1,7 +1,8 @@
 """The memory of pairs that contextual, short-term and long-term memories are: one algorithm, one state."""
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,14 @@ class PairMemoryState(State):
     pending_value: Float[Tensor, "B H 1 V"]  # now_T: what v_T owes to x_T
     document: Int[Tensor, "B 1"] | None  # document of step T; None: all steps so far belong to one
     position: Int[Tensor, " B"] | None  # steps of its document read so far; None where the bandwidth counts no pairs
+
+    @classmethod
+    def joined(cls, states: Sequence[Self]) -> Self:
+        """See `State.joined`. Where some have fewer pairs, documents tell which are there."""
+        joined = super().joined(states)
+        if joined.document is not None or joined.pairs.documents is None:
+            return joined
+        return replace(joined, document=torch.zeros_like(joined.pairs.documents[:, :1]))
 
 
 class PairMemory(nn.Module):

@@ -16,12 +16,35 @@ from tessera.memories.contextual import ContextualMemory
 from tessera.memories.pair_memory import PairMemory
 from tessera.testing.memories import LAWS
 from tests.memories.contract import CASES, HEADS, HIDDEN, Case
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("name", CASES)
 def test_a_memory_keeps_the_laws(name, law):
     LAWS[law](CASES[name])
+
+
+@pytest.mark.parametrize(
+    "name", ["contextual gaussian", "short-term compact", "long-term anchored", "linear contextual"]
+)
+def test_states_of_unequal_lengths_are_joined(name):
+    """Without documents, too: each sequence goes on as it would alone, in one call and in several."""
+    memory, x = CASES[name].build().double(), torch.randn(2, 12, HIDDEN, dtype=torch.float64)
+    parts = x[:1, :7], x[1:, 4:7]
+    joined = [memory(part, keep_state=True)[1] for part in parts]
+    state = type(joined[0]).joined(joined)
+    expected = torch.cat([memory(x[:1])[0][:, 7:], memory(x[1:, 4:])[0][:, 3:]])
+    torch.testing.assert_close(memory(x[:, 7:], state)[0], expected)
+    first, state = memory(x[:, 7:8], state, keep_state=True)
+    torch.testing.assert_close(torch.cat([first, memory(x[:, 8:], state)[0]], 1), expected)
+
+
+@pytest.mark.parametrize("name", ["contextual gaussian", "short-term compact", "long-term anchored"])
+def test_documents_of_a_type_without_sign_are_refused(name):
+    """Pairs that are not stored are of document -1, in uint8 of document 255: a later document would recall them."""
+    documents = torch.tensor([[3, 3, 3, 7, 7, 255, 255]], dtype=torch.uint8)
+    refused("documents must be of a type with a sign", CASES[name].build(), torch.randn(1, 7, HIDDEN), None, documents)
 
 
 def test_every_memory_is_a_case():
