@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from tessera.base.errors import head_width
 from tessera.base.shapes import Float, Hidden
 from tessera.kernels import Kernel, kernel_from_config
 from tessera.layers.bandwidth import Bandwidth
@@ -34,7 +35,7 @@ class ContextualMemory(PairMemory):
         delay: int = 1,
         mean_keys: bool = False,
     ):
-        head_dim, kernel = hidden_size // num_heads, kernel_from_config(kernel)
+        head_dim, kernel = head_width("ContextualMemory", hidden_size, num_heads), kernel_from_config(kernel)
         super().__init__(
             kernel,
             Window(delay=delay),

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import elu, layer_norm, logsigmoid, silu
 
 from tessera.base.arguments import explains_mistakes
-from tessera.base.errors import expect
+from tessera.base.errors import expect, head_width
 from tessera.base.shapes import Documents, Hidden, Int
 from tessera.base.state import State
 from tessera.ops.float16_autocast import widened
@@ -41,6 +41,9 @@ class LinearAttentionMemory(nn.Module):
 
     def __init__(self, hidden_size: int, num_heads: int, variant: str):
         super().__init__()
+        expect(variant in VARIANTS, type(self).__name__, "variant", "be one of " + ", ".join(VARIANTS), repr(variant))
+        # RetNet turns pairs of dimensions; gated linear attention has keys of half the width.
+        head_width(type(self).__name__, hidden_size, num_heads, parts=1 if variant == "linear_transformer" else 2)
         keys = hidden_size // 2 if variant == "gla" else hidden_size
         values = 2 * hidden_size if variant == "retnet" else hidden_size
         self.num_heads, self.variant = num_heads, variant

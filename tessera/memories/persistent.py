@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.base.arguments import explains_mistakes
-from tessera.base.errors import expect
+from tessera.base.errors import expect, head_width
 from tessera.base.shapes import Documents, Float, Hidden, Int
 from tessera.base.state import State
 from tessera.kernels import Entmax, Kernel, kernel_from_config
@@ -47,7 +47,7 @@ class PersistentMemory(nn.Module):
         head_dropout: float = 0.0,
     ):
         super().__init__()
-        head_dim, kernel = hidden_size // num_heads, kernel_from_config(kernel)
+        head_dim, kernel = head_width("PersistentMemory", hidden_size, num_heads), kernel_from_config(kernel)
         self.kernel = kernel
         self.weight_dropout = weight_dropout
         self.key_extractor = LeakyKeyExtractor(hidden_size, num_heads, head_dim, bias, norm_eps)

@@ -5,7 +5,7 @@ from typing import TypedDict
 from torch import Tensor, nn
 
 from tessera.base.arguments import explains_mistakes
-from tessera.base.errors import expect
+from tessera.base.errors import expect, head_width
 from tessera.base.shapes import Documents, Hidden, Int
 from tessera.kernels import Kernel, kernel_from_config
 from tessera.layers.bandwidth import AdaptiveBandwidth
@@ -26,7 +26,7 @@ class GatedLayers(TypedDict):
 
 def gated_layers(hidden_size: int, num_heads: int, kernel: Kernel) -> GatedLayers:
     """Gated time-variant keys, mixed values, a bandwidth that adapts to the number of pairs (v2, section 3)."""
-    head_dim = hidden_size // num_heads
+    head_dim = head_width("a memory of Memory Mosaics v2", hidden_size, num_heads)
     return {
         "key_extractor": GatedKeyExtractor(hidden_size, num_heads, head_dim),
         "value_extractor": MixedValueExtractor(hidden_size, num_heads, head_dim),

@@ -13,7 +13,10 @@ from torch import nn
 import tessera.memories
 from tessera.memories.association import AssociationMemory
 from tessera.memories.contextual import ContextualMemory
+from tessera.memories.linear_attention import VARIANTS, LinearAttentionMemory
 from tessera.memories.pair_memory import PairMemory
+from tessera.memories.persistent import PersistentMemory
+from tessera.memories.short_and_long_term import LongTermMemory, ShortTermMemory
 from tessera.testing.memories import LAWS
 from tests.memories.contract import CASES, HEADS, HIDDEN, Case
 from tests.refusals import refused
@@ -45,6 +48,23 @@ def test_documents_of_a_type_without_sign_are_refused(name):
     """Pairs that are not stored are of document -1, in uint8 of document 255: a later document would recall them."""
     documents = torch.tensor([[3, 3, 3, 7, 7, 255, 255]], dtype=torch.uint8)
     refused("documents must be of a type with a sign", CASES[name].build(), torch.randn(1, 7, HIDDEN), None, documents)
+
+
+@pytest.mark.parametrize("num_heads", [0, 4])
+def test_heads_that_do_not_divide_the_width_are_refused(num_heads):
+    """Also those that would turn, or halve, a width that is odd: RetNet's rotation of 3 numbers made 4 of them."""
+    memories = [
+        partial(ContextualMemory, kernel="gaussian"),
+        partial(PersistentMemory, num_slots=5, num_banks=1, kernel="gaussian"),
+        partial(ShortTermMemory, kernel="gaussian", span=4),
+        partial(LongTermMemory, kernel="gaussian"),
+        *(partial(LinearAttentionMemory, variant=variant) for variant in VARIANTS),
+    ]
+    for memory in memories:
+        refused(rf"num_heads must divide hidden_size .*; got {num_heads}", memory, 10, num_heads)
+    for variant in ("retnet", "gla"):
+        refused(r"num_heads must divide hidden_size / 2 \(3\); got 2", LinearAttentionMemory, 6, 2, variant)
+    refused("variant must be one of linear_transformer, retnet, gla; got 'mamba'", LinearAttentionMemory, 8, 2, "mamba")
 
 
 def test_every_memory_is_a_case():
