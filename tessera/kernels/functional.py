@@ -38,6 +38,10 @@ def entmax(
         if alpha <= 2:
             return _along(scores, dim, Gaussian() if alpha == 1 else RectifiedPolynomial(order=1 / (alpha - 1)))
         alpha = torch.tensor(alpha, dtype=torch.float64, device=scores.device)
+    expect(scores.is_floating_point(), "entmax", "scores", "be floating-point numbers", scores.dtype)
+    _expect_dim(scores, dim)
+    if scores.shape[dim] == 0:
+        return scores
     if alpha.dim() == 0:
         alpha = alpha.expand(1)
     one_per_row = list(scores.shape)
@@ -82,9 +86,13 @@ def knn_uniform(scores: Float[Tensor, "*shape"], k: int, dim: int = -1) -> Float
     return _along(scores, dim, NearestNeighbours("uniform", k))
 
 
-def _along(scores: Float[Tensor, "*shape"], dim: int, kernel: Kernel) -> Tensor:
+def _expect_dim(scores: Tensor, dim: int) -> None:
     if not -scores.dim() <= dim < scores.dim():
         expect(False, "a function of scores", "dim", f"lie in {-scores.dim()}..{scores.dim() - 1}", dim)
+
+
+def _along(scores: Float[Tensor, "*shape"], dim: int, kernel: Kernel) -> Tensor:
+    _expect_dim(scores, dim)
     visible = (scores != -torch.inf).movedim(dim, -1)
     return kernel.weights(scores.movedim(dim, -1), visible).movedim(-1, dim)
 

@@ -181,3 +181,12 @@ def test_other_dimensions_absent_entries_and_nan():
 )
 def test_other_alphas_are_refused(alpha, message):
     refused(message, entmax, scores(), alpha)
+
+
+@pytest.mark.parametrize("alpha", [1.5, 2.5, torch.tensor(1.5)], ids=str)
+def test_the_arguments_are_those_of_every_alpha(alpha):
+    """Nothing has no weights; whole numbers, which would round weights, and missing dimensions are refused."""
+    assert entmax(torch.zeros(3, 0), alpha).shape == (3, 0)
+    refused("scores must be .*floating-point numbers; got .*int64", entmax, torch.tensor([1, 2]), alpha)
+    refused(r"dim must lie in -2\.\.1; got 2", entmax, torch.zeros(3, 4), alpha, 2)
+    refused(r"dim must lie in .*; got -1", entmax, torch.zeros(()), alpha)
