@@ -34,6 +34,7 @@ def selective_scan(
         shapes = [tuple(tensor.shape) for tensor in (x, step, rate, write, read)]
         needed = "be (B, T, D) twice, (D, N), (B, T, N) twice"
         expect(False, "selective_scan", "x, step, rate, write and read", needed, shapes)
+    expect(x.shape[1] > 0, "selective_scan", "x", "be (B, T, D) with T >= 1", tuple(x.shape))
     inputs = (tensor.to(rate.dtype) for tensor in (x, step, rate, write, read))
     with torch.autocast(x.device.type, enabled=False):  # its backward pass runs outside of it
         return _SelectiveScan.apply(*inputs).to(x.dtype)
@@ -48,7 +49,7 @@ class _SelectiveScan(torch.autograd.Function):
         inputs = x, step, write, read
         x, step, write, read = (tensor.transpose(0, 1).contiguous() for tensor in inputs)
         length, batch = x.shape[:2]
-        size = max(1, BLOCK // (batch * rate.numel()))
+        size = max(1, BLOCK // max(1, batch * rate.numel()))
         ctx.size, state = size, x.new_zeros(batch, *rate.shape)
         before, outputs = [], []
         for first in range(0, length, size):

@@ -21,10 +21,9 @@ def unit_norm(x: Float[Tensor, "*shape"], eps: float = 0.0) -> Float[Tensor, "*s
     """
     if torch.is_grad_enabled() and x.requires_grad:
         return _UnitNorm.apply(x, eps)
-    # Nothing to divide a zero vector by: any positive number leaves it at zero.
     length = _length(x)
-    length = length + eps if eps else length
-    return (x / length.clamp_min(torch.finfo(length.dtype).tiny)).to(x.dtype)
+    # Also where the squares of a vector are too small for its length.
+    return (x / (length + eps if eps else length).masked_fill(length == 0, torch.inf)).to(x.dtype)
 
 
 def _length(x: Tensor) -> Tensor:

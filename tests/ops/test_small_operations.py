@@ -6,6 +6,7 @@ import torch
 from tessera.ops import selective_scan as module
 from tessera.ops.selective_scan import selective_scan
 from tessera.ops.unit_norm import unit_norm
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize("eps", [0.0, 0.5])
@@ -35,6 +36,14 @@ def test_half_precision_is_measured_in_float32(dtype):
 def test_a_nan_makes_its_vector_nan(needs_gradient):
     y = unit_norm(torch.tensor([[1.0, torch.nan], [3.0, 4.0]], requires_grad=needs_gradient))
     assert y.isnan().tolist() == [[True, True], [False, False]]
+
+
+@pytest.mark.parametrize("needs_gradient", [True, False])
+@pytest.mark.parametrize(("size", "dtype"), [(1e-30, torch.bfloat16), (1e-200, torch.float64)], ids=str)
+def test_what_is_too_short_for_a_length_is_a_zero_vector(size, dtype, needs_gradient):
+    """Its squares are 0; it must not become a vector of any other length."""
+    y = unit_norm(torch.full((2, 3), size, dtype=dtype, requires_grad=needs_gradient))
+    assert torch.equal(y, torch.zeros_like(y))
 
 
 def inputs(batch=2, length=7, width=3, states=4, dtype=torch.float64):
@@ -76,3 +85,15 @@ def test_states_have_the_precision_of_the_rate():
     half = selective_scan(x.bfloat16(), step.bfloat16(), rate, write, read)
     assert half.dtype == torch.bfloat16
     assert torch.equal(half, exact.bfloat16())
+
+
+@pytest.mark.parametrize("sizes", [(0, 7, 3, 4), (2, 7, 0, 4), (2, 7, 3, 0)])
+def test_a_scan_of_nothing_is_nothing(sizes):
+    tensors = inputs(*sizes)
+    y = selective_scan(*tensors)
+    assert y.shape == sizes[:3]
+    assert all(gradient.eq(0).all() for gradient in torch.autograd.grad(y.sum(), tensors))
+
+
+def test_a_scan_of_no_step_is_refused():
+    refused("x must be .* with T >= 1", selective_scan, *inputs(2, 0))
