@@ -25,7 +25,8 @@ from benchmarks.passages import PEOPLE, PLACES, THINGS, passages_of
 from tessera.base.files import write_text_atomically
 from tessera.data.text_files import text_of_files
 from tessera.evaluation.provenance import provenance
-from tessera.models.carried_state import apart, read_on
+from tessera.models.carried_state import read_on
+from tessera.models.forking import apart
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.recall.token_memory import EVICTIONS, TokenMemory
 

@@ -12,7 +12,8 @@ from tessera.base.errors import expect
 from tessera.base.state import State
 from tessera.generation.sampling import LEAST_TEMPERATURE, RequireNumbers, Sampling, continuation, prompt_tokens
 from tessera.memory_files.certainty import Certainty
-from tessera.models.carried_state import apart, read_on, state_name
+from tessera.models.carried_state import read_on, state_name
+from tessera.models.forking import apart
 from tessera.tasks.question_answering import NOT_IN_TEXT
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from tessera.generation.sampling import Sampling
 from tessera.memory_files import Memory
 from tessera.memory_files.document import Document
 from tessera.memory_files.together import together, without
-from tessera.models.carried_state import apart, read_document, read_on
-from tessera.models.forking import state_tensors
+from tessera.models.carried_state import read_document, read_on
+from tessera.models.forking import apart, state_tensors
 from tessera.models.saving.state_file import StateFile, save_values
 from tests.covering import some
 from tests.memory_files.models import MAKERS, OF_PAIRS, make, v1

@@ -8,8 +8,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig
 
 from tessera.armt import wrap_rmt
-from tessera.models.carried_state import apart, read_on
-from tessera.models.forking import fork
+from tessera.models.carried_state import read_on
+from tessera.models.forking import apart, fork
 from tessera.models.mamba import use_selective_scan
 from tests.covering import each_value
 from tests.models.armt.bases import make
