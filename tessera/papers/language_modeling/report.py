@@ -175,10 +175,9 @@ def _rates(records: Mapping[str, Record]) -> str:
     rates = sorted({rate for of_row in losses.values() for rate in of_row})
     lines = []
     for (name, depth, steps), of_row in losses.items():
-        best = min(of_row, key=of_row.__getitem__)
-        cells = [f"{of_row[rate]:.3f}" if rate in of_row else "" for rate in rates]
+        marks = {rate: "**" * (loss == min(of_row.values())) for rate, loss in of_row.items()}
+        cells = [f"{marks[rate]}{of_row[rate]:.3f}{marks[rate]}" if rate in of_row else "" for rate in rates]
         lines.append([[*NAMES.values()][name], depth, f"{steps:,}", *cells])
-        lines[-1][3 + rates.index(best)] = f"**{of_row[best]:.3f}**"
     return markdown(["model", "blocks", "steps", *(f"{rate:g}" for rate in rates)], lines)
 
 

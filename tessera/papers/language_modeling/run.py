@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tessera.base.dataclass_io import to_json
-from tessera.base.errors import TesseraError, expect
+from tessera.base.errors import expect
 from tessera.base.precision import resolve_precision
 from tessera.data.sources import text_files
 from tessera.evaluation.loss import EvaluationText, evaluate_text
@@ -55,7 +55,6 @@ RATES: dict[tuple[str, int], float] = {
     **{(transformer, depth): 3e-3 for transformer in POSITIONS for depth in (1, 4)},
     (V2, 1): 3e-3,
 }
-DEFAULT_RATE = 3e-3
 _TRIED = (1e-3, 3e-3, 1e-2, 3e-2)
 SEEDS = {"smoke": 1, "cpu": 3, "long": 2}
 SEQUENCES = {"smoke": 4, "cpu": 256, "long": 256}
@@ -199,8 +198,7 @@ def plan(selection: RunSelection) -> list[Run]:
         for part in BUDGETS[selection.budget]
         for point in part.points(names, seeds)
     ]
-    if not runs:
-        raise TesseraError("reproduce: --models and --kernels must leave a run of this budget; got none.")
+    expect(bool(runs), "reproduce", "--models and --kernels", "leave a run of this budget", "none")
     return runs
 
 
@@ -209,7 +207,7 @@ def _run(budget: str, part: Trainings, seed: int, depth: int, name: str, rate: f
     overrides = [*overrides_of(OVERRIDES[budget]), f"model.num_layers={depth}", f"seed={seed}"]
     # The chosen rate is that of the nearest searched depth that is no deeper.
     chosen = {known: of_depth for (row, known), of_depth in RATES.items() if row == name and known <= depth}
-    overrides.append(f"training.learning_rate={rate or (chosen[max(chosen)] if chosen else DEFAULT_RATE)}")
+    overrides.append(f"training.learning_rate={rate or chosen[max(chosen)]}")
     if part.steps:
         overrides += [f"training.steps={part.steps}", f"training.warmup_steps={part.steps // 10}"]
     if kernel not in ("", "gaussian"):
