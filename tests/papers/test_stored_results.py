@@ -31,16 +31,6 @@ def test_every_run_of_the_budget_is_recognised(name):
 
 
 FILES = sorted(RESULTS.glob("*/cpu.json"))
-# Records of earlier days that do not, by experiment: made from a tree with changes, or from a commit that is gone. The
-# pages say so. These numbers only fall.
-EXCUSED = {
-    "attention_profiles": 4,
-    "document_qa": 1,
-    "induction": 15,
-    "language_modeling": 43,
-    "length_generalization": 2,
-    "out_of_distribution": 12,
-}
 
 
 def git(*arguments: str) -> str:
@@ -58,4 +48,4 @@ def history() -> set[str]:
 def test_records_come_from_a_commit_of_the_history(path, history):
     runs = json.loads(path.read_text()).get("runs", {})
     orphans = [key for key, run in runs.items() if run["provenance"]["commit"] not in history]
-    assert len(orphans) <= EXCUSED.get(path.parent.name, 0), orphans
+    assert not orphans
