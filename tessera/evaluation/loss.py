@@ -50,11 +50,9 @@ class EvaluationText:
     checksums: list[int] | None = None
 
     def windows(self, tokenizer: PreTrainedTokenizerFast, limit: int | None, cache: Path) -> ValidationWindows:
-        """At most `limit` sequences; tokens are stored in `cache`. Warns of others than those of `checksums`."""
+        """At most `limit` sequences; tokens are stored in `cache`."""
         special_tokens = {"begin_token": self.begin_token, "end_token": self.end_token}
         split = Split.of(open_or_build(self.source, tokenizer, cache, known=self.stores, **special_tokens))
-        if self.checksums not in (None, split.store.description.checksums):
-            log.warning(f"eval: {self.source.name} has changed since the run began: this may be training text")
         if self.held_out < 1:
             split = split.divided(self.held_out)[1]
         return ValidationWindows(split, self.context, limit, self.document_ids)
@@ -81,9 +79,11 @@ def evaluate_text(
     expect_positions(model.config, text.context, "eval", "--context", "Use --context {}.")
     with tempfile.TemporaryDirectory() as cache:
         windows = text.windows(tokenizer, sequences, Path(cache))
-        largest, size = windows.split.store.description.largest_token, model.config.get_text_config().vocab_size
+        tokens, size = windows.split.store.description, model.config.get_text_config().vocab_size
         needed, advice = f"fit the model (vocab_size {size})", "The folder holds another model's tokenizer."
-        expect(largest < size, "eval", "the tokenizer", needed, f"token id {largest}", advice)
+        expect(tokens.largest_token < size, "eval", "the tokenizer", needed, f"token id {tokens.largest_token}", advice)
+        if text.checksums not in (None, tokens.checksums):
+            log.warning(f"eval: {text.source.name} has changed since the run began: this may be training text")
         losses = loss_by_position(model, windows, batch_size, context=partial(autocast, precision, model.device.type))
         ratio = windows.tokens_per_byte(tokenizer)
     count, available = len(windows), windows.available
