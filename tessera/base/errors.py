@@ -30,9 +30,9 @@ def expect(condition: bool, where: str, argument: str, requirement: str, got: ob
 
 def head_width(where: str, hidden_size: int, num_heads: int, parts: int = 1) -> int:
     """`hidden_size / num_heads`. Raises `TesseraError` unless it is a whole number of `parts`."""
-    fits = num_heads >= 1 and hidden_size >= 1 and hidden_size % (num_heads * parts) == 0
+    divides = num_heads >= 1 and hidden_size >= 1 and hidden_size % (num_heads * parts) == 0
     share = "" if parts == 1 else f" / {parts}"
-    expect(fits, where, "num_heads", f"divide hidden_size{share} ({hidden_size / parts:g})", num_heads)
+    expect(divides, where, "num_heads", f"divide hidden_size{share} ({hidden_size / parts:g})", num_heads)
     return hidden_size // num_heads
 
 

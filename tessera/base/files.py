@@ -22,7 +22,11 @@ _FOREIGN_WRITE_ERRORS = (
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """`write(temporary)`, wait for the disk, rename it to `path`: a reader, or a kill, never meets half a file."""
+    """`write(temporary)`, wait for the disk, rename it to `path`: a reader, or a kill, never meets half a file.
+
+    Where `path` is a symbolic link, the file that it leads to is replaced, and the link stays.
+    """
+    path = Path(os.path.realpath(path))
     temporary = _draft_of(path)
     try:
         write(temporary)

@@ -225,9 +225,7 @@ class Memory:
             if replaces is not ANY_FILE and mark_of(path) != replaces:
                 names = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in count(2))
                 place = next(name for name in names if not name.exists())
-            save_values(
-                Path(os.path.realpath(place)), self.kind, {MADE_BY: self.owner, "documents": documents}, finite=True
-            )
+            save_values(place, self.kind, {MADE_BY: self.owner, "documents": documents}, finite=True)
             self.marks[str(place)] = mark_of(place)
         got, advice = "one that another process stored meanwhile", f"This memory is in {str(place)!r}."
         expect(place == path, str(path), "the file", "be the one that was there at first", got, advice)

@@ -29,8 +29,8 @@ def selective_scan(
     Equation 2 of Gu and Dao (2023), for each channel of D. `step` is their Delta (positive), `rate` their A (negative),
     `write` and `read` their B and C. States have the dtype of `rate`, y that of `x`.
     """
-    whole, states = (*x.shape[:2], rate.shape[-1]), [tuple(tensor.shape) for tensor in (write, read)]
-    if x.dim() != 3 or step.shape != x.shape or rate.shape[:-1] != x.shape[2:] or states != [whole, whole]:
+    state_shape, states = (*x.shape[:2], rate.shape[-1]), [tuple(tensor.shape) for tensor in (write, read)]
+    if x.dim() != 3 or step.shape != x.shape or rate.shape[:-1] != x.shape[2:] or states != [state_shape, state_shape]:
         shapes = [tuple(tensor.shape) for tensor in (x, step, rate, write, read)]
         needed = "be (B, T, D) twice, (D, N), (B, T, N) twice"
         expect(False, "selective_scan", "x, step, rate, write and read", needed, shapes)

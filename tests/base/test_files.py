@@ -37,6 +37,18 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
     assert os.listdir(tmp_path) == ["a.txt"]
 
 
+def test_a_link_stays_one_and_its_file_is_written(tmp_path):
+    """Figures, results, indices, traces: a file was put in the place of the link, and what it led to stayed old."""
+    place, link = tmp_path / "disk" / "a.txt", tmp_path / "link"
+    place.parent.mkdir()
+    link.symlink_to(place)
+    for text in ("first", "second"):
+        write_text_atomically(link, text)
+        assert place.read_text() == text
+    assert link.is_symlink()
+    assert os.listdir(place.parent) == ["a.txt"]
+
+
 def test_what_dead_processes_left_of_a_file_is_deleted_and_the_rest_is_not(tmp_path):
     child = os.fork()
     if child == 0:

@@ -1,9 +1,6 @@
 """Memories of every model with a state: kept as files, gone on from, merged, forgotten."""
 
-import copy
 import random
-import time
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,33 +12,16 @@ from tessera.base.errors import TesseraError
 from tessera.data.tokenizers import byte_tokenizer
 from tessera.generation.sampling import Sampling
 from tessera.memory_files import Memory
-from tessera.memory_files.document import Document
 from tessera.memory_files.together import together, without
 from tessera.models.carried_state import read_document, read_on
-from tessera.models.forking import apart, state_tensors
+from tessera.models.forking import apart
 from tessera.models.saving.state_file import StateFile, save_values
 from tests.covering import some
 from tests.memory_files.models import MAKERS, OF_PAIRS, make, v1
+from tests.memory_files.texts import TEXTS, memory, same
 from tests.refusals import refused
 
 OF_EACH_STATE = ("v1", "v2", "linear attention", "lstm", "armt", "gpt2")
-TEXTS = {
-    "kings": "A king lived here. He had two sons. One was tall.\n",
-    "queen": "The queen ate a cake. Nobody saw it.",
-    "home": "And so they went home, all of them; the end.",
-}
-
-
-def memory(model, *names) -> Memory:
-    read = Memory(model, byte_tokenizer())
-    for name in names:
-        read.read(TEXTS[name], name)
-    return read
-
-
-def same(one, other) -> bool:
-    pairs = list(zip(state_tensors(one), state_tensors(other), strict=True))
-    return bool(pairs) and all(torch.equal(*pair) for pair in pairs)
 
 
 def goes_on(model, path, chance: random.Random) -> bool:
@@ -199,53 +179,10 @@ def test_left_out_pairs_are_pairs_that_are_not_there():
     cut = type(store).of(store.keys[:, :, kept], store.values[:, :, kept], store.documents[:, kept])
     expected = replace(state, layers=((replace(pairs, pairs=cut), persistent),))
     with torch.no_grad():
-        one, other = (model(question, past_key_values=s).logits for s in (without(state, first, end), expected))
-        whole = model(question, past_key_values=state).logits
-    torch.testing.assert_close(one, other)
-    assert not torch.allclose(one, whole)
-
-
-def test_files_that_are_no_memory_of_this_model(tmp_path):
-    model, path = make("v2"), tmp_path / "memory"
-    memory(model, "kings", "queen").save(path)
-
-    def load(model=model, tokenizer=None, path=path):
-        loaded = Memory(model, tokenizer or byte_tokenizer()).load(path)
-        loaded.verify()
-        return loaded
-
-    load()
-    other = copy.deepcopy(model)
-    other.lm_head.weight.data[0, 0] += 1e-3
-    refused("one that this model read; got .*, of other weights. Read", load, other)
-    refused("be a stored llama memory; got memory_mosaic_v2 file", load, make("llama"))
-    tokenizer = byte_tokenizer()
-    tokenizer.add_tokens(["king"])
-    refused("of other tokens", load, tokenizer=tokenizer)
-    content, damaged = path.read_bytes(), tmp_path / "damaged"
-    chance = random.Random(0)
-    for place in [3, 9, *(chance.randrange(len(content)) for _ in range(40))]:
-        spoiled = bytearray(content)
-        spoiled[place] ^= 1 << chance.randrange(8)
-        damaged.write_bytes(bytes(spoiled))
-        with suppress(TesseraError):
-            assert same(load(path=damaged).state, load().state), "a space of the description"
-    for size in (0, 7, 1000, len(content) - 1):
-        damaged.write_bytes(content[:size])
-        refused("must be a stored memory", load, path=damaged)
-    later = StateFile.open(path, "test")
-    import tessera.models.saving.state_file as state_file
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(state_file, "THIS_VERSION", 3)
-        save_values(damaged, later.kind, {"documents": []})
-    refused("be a memory of version 2; got '.*damaged', of version 3. Read the text again", load, path=damaged)
-    owner = later.content["made_by"]
-    for documents in ([{**vars(Document("a", 1, *2 * [torch.zeros(1)])), "later": 1}], [{"name": "a"}], [3]):
-        save_values(damaged, later.kind, {"made_by": owner, "documents": documents})
-        refused("must be a memory as this release stores it; got '.*damaged'", load, path=damaged)
-    save_values(damaged, later.kind, {"made_by": owner})
-    refused("must be a memory as this release stores it; got '.*damaged' \\('documents'\\)", load, path=damaged)
+        left_out, cut_away = (model(question, past_key_values=s).logits for s in (without(state, first, end), expected))
+        with_all_pairs = model(question, past_key_values=state).logits
+    torch.testing.assert_close(left_out, cut_away)
+    assert not torch.allclose(left_out, with_all_pairs)
 
 
 def test_a_call_that_cuts_texts_makes_no_other_tokenizer(tmp_path):
@@ -305,44 +242,6 @@ def test_a_text_is_kept_once_whatever_it_is_called(kind, tmp_path, monkeypatch, 
     assert same(merged.state, memory(model, "kings", "home", "queen").state)
 
 
-def test_a_memory_without_documents_or_model(tmp_path):
-    memory(make("v1"), "kings").save(tmp_path / "memory")
-    assert Memory().described() == "0 tokens in 0 documents"
-    for mistake in (
-        lambda: Memory().load(tmp_path / "memory").merge(Memory()),
-        lambda: Memory().merge(Memory().load(tmp_path / "memory")),
-        lambda: Memory().save(tmp_path / "other"),
-    ):
-        refused("the model must be given; got none. It says whose memory this is", mistake)
-
-
-def test_a_state_without_its_tokens_goes_on_and_is_not_merged_behind_others(tmp_path):
-    model = make("armt")
-    memory(model, "queen").state.save(tmp_path / "state")
-    alone = Memory(model, byte_tokenizer()).load(tmp_path / "state")
-    with pytest.raises(TesseraError, match="merge: the tokens of every document must be kept; got none of the first"):
-        memory(model, "kings").merge(alone)
-    assert same(alone.merge(memory(model, "kings")).state, memory(model, "queen", "kings").state)
-
-
-def test_a_million_tokens_are_opened_in_less_than_a_second(tmp_path):
-    """The file has what a model of one layer and 64 numbers a token leaves; opening it looks at its description."""
-    model, path, count = v1(num_layers=1, hidden_size=32, num_heads=1).eval(), tmp_path / "memory", 1_000_000
-    read = memory(model, "kings")
-    state = read.state
-    (pairs, persistent) = state.layers[0]
-    store = type(pairs.pairs).of(torch.zeros(1, 1, count - 1, 32), torch.zeros(1, 1, count - 1, 32))
-    state = replace(state, layers=((replace(pairs, pairs=store), persistent),), length=count)
-    tokens = torch.zeros(count, dtype=torch.int32)
-    read.documents = (Document("long", count, tokens, torch.ones(count, dtype=torch.uint8), state),)
-    read.save(path)
-    assert path.stat().st_size > 250e6
-    begin = time.perf_counter()
-    opened = Memory(model, byte_tokenizer()).load(path)
-    assert time.perf_counter() - begin < 1
-    assert len(opened.documents[0].tokens) == count
-
-
 def test_what_cannot_be_is_said(tmp_path):
     model = make("gpt2")
     with pytest.raises(TesseraError, match="the text must fit the 300 positions of the model; got 400 tokens"):
@@ -367,51 +266,3 @@ def test_what_cannot_be_is_said(tmp_path):
     (tmp_path / "a.pdf").write_bytes(b"%PDF-1.4")
     refused(r"a.pdf: (needs the package markitdown|cannot be read as pdf)", read.read, tmp_path / "a.pdf")
     assert together([memory(make("v1"), "kings").state]).document is None
-
-
-def test_a_link_to_a_memory_stays_one(tmp_path):
-    """`memorize --append` put a file in the place of the link, and what it led to stayed as it was."""
-    model, place, link = make("v1"), tmp_path / "disk" / "memory", tmp_path / "link"
-    place.parent.mkdir()
-    memory(model, "kings").save(place)
-    link.symlink_to(place)
-    Memory(model, byte_tokenizer()).load(link).read(TEXTS["queen"], "queen").save(link)
-    assert link.is_symlink()
-    assert Memory().load(place).names == ["kings", "queen"]
-    assert [path.name for path in place.parent.iterdir()] == ["memory"]
-
-
-def test_what_was_merged_does_not_change_with_its_file(tmp_path):
-    """It was mapped from there: the process died where the file was written over in place."""
-    model = make("v1")
-    memory(model, "queen", "home").save(tmp_path / "memory")
-    merged = memory(model, "kings").merge(Memory(model, byte_tokenizer()).load(tmp_path / "memory"))
-    content = (tmp_path / "memory").read_bytes()
-    with open(tmp_path / "memory", "r+b") as file:
-        file.write(b"\xff" * len(content))
-    assert same(merged.state, memory(model, *TEXTS).state)
-
-
-def test_tokens_of_a_file_stay_on_the_cpu(tmp_path, monkeypatch):
-    """Of a model on a GPU they went there with the state, where `cite` and `read` met them with others of the CPU."""
-
-    class OnGPU(torch.Tensor):
-        def cpu(self):
-            return self.as_subclass(torch.Tensor)
-
-    memory(make("v1"), "kings").save(tmp_path / "memory")
-    values = StateFile.tensors
-    moved = {"meta": OnGPU, "cpu": torch.Tensor}
-    monkeypatch.setattr(
-        StateFile,
-        "tensors",
-        lambda file, device="cpu": {name: x.as_subclass(moved[str(device)]) for name, x in values(file).items()},
-    )
-    model = make("v1")
-    loaded = Memory(model, byte_tokenizer()).load(tmp_path / "memory")
-    monkeypatch.setattr(type(model), "device", torch.device("meta"))
-    loaded.verify()
-    (document,) = loaded.documents
-    assert isinstance(document.state.layers[0][0].pending_key, OnGPU)
-    assert not isinstance(document.tokens, OnGPU)
-    assert not isinstance(document.widths, OnGPU)

@@ -184,8 +184,8 @@ def test_weights_offloaded_by_accelerate(name):
     model, ids = CASES[name].build(), tokens()
     expected = model(ids).logits
     if name.startswith(("armt", "rmt", "prmt")):
-        whole = cpu_offload(copy.deepcopy(model), execution_device=torch.device("cpu"))
-        refused(r"the memory must stay where it is computed; got .* Offload the base", whole, ids)
+        offloaded = cpu_offload(copy.deepcopy(model), execution_device=torch.device("cpu"))
+        refused(r"the memory must stay where it is computed; got .* Offload the base", offloaded, ids)
         cpu_offload(model.base, execution_device=torch.device("cpu"))
     else:
         cpu_offload(model, execution_device=torch.device("cpu"))

@@ -308,10 +308,10 @@ def test_an_lstm_stops_at_a_string():
     letters = [token for token in range(len(tokenizer)) if not 97 <= token < 123]
     options = {"max_new_tokens": 6, "do_sample": False, "suppress_tokens": letters, "pad_token_id": 0}
     inputs = tokenizer("1 2", return_tensors="pt")
-    whole = model.generate(**inputs, **options)[0]
-    stop = tokenizer.decode(whole[3:5])
-    cut = model.generate(**inputs, **options, stop_strings=[stop], tokenizer=tokenizer)[0]
-    assert torch.equal(cut, whole[:5])
+    not_stopped = model.generate(**inputs, **options)[0]
+    stop = tokenizer.decode(not_stopped[3:5])
+    stopped = model.generate(**inputs, **options, stop_strings=[stop], tokenizer=tokenizer)[0]
+    assert torch.equal(stopped, not_stopped[:5])
 
 
 @pytest.mark.parametrize("name", ["v1", "v2", "armt", "rmt", "prmt", "gla", "lstm"])

@@ -56,19 +56,19 @@ def test_labels_are_the_only_argument_of_labels(name):
 
 @some("build", [v1, v2, armt], by_default=[armt])
 def test_it_learns_and_resumes_to_the_same_bits(build, tmp_path):
-    whole = trainer(build, tmp_path / "run")
-    whole.train()
-    losses = [line["loss"] for line in whole.state.log_history if "loss" in line]
+    uninterrupted = trainer(build, tmp_path / "run")
+    uninterrupted.train()
+    losses = [line["loss"] for line in uninterrupted.state.log_history if "loss" in line]
     assert losses[-1] < losses[0] - 0.2
     rows = torch.stack([Counting()[index]["input_ids"] for index in range(len(Counting()))])
     with torch.no_grad():
-        expected = whole.model.eval()(rows, labels=rows).loss.item()
-    assert abs(whole.evaluate(Counting())["eval_loss"] - expected) < 1e-4
+        expected = uninterrupted.model.eval()(rows, labels=rows).loss.item()
+    assert abs(uninterrupted.evaluate(Counting())["eval_loss"] - expected) < 1e-4
     shutil.rmtree(tmp_path / "run" / "checkpoint-8")
     resumed = trainer(build, tmp_path / "run")
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-4"))
     assert resumed.state.global_step == 8
-    for (name, weight), other in zip(whole.model.named_parameters(), resumed.model.parameters(), strict=True):
+    for (name, weight), other in zip(uninterrupted.model.named_parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(weight, other), name
 
 
@@ -154,8 +154,8 @@ def test_a_step_without_labels_is_charged_for_no_gates():
 def test_a_step_in_parts_is_charged_for_its_gates_once():
     model = wrapped("armt", "memory_mosaic", segment_size=4, gate_penalty=5.0, strength_stretch=1.1).train()
     ids = torch.randint(1, 60, (4, 12))
-    whole = model(ids, labels=ids, num_items_in_batch=4 * 11)
-    assert whole.penalty > 0.1
+    at_once = model(ids, labels=ids, num_items_in_batch=4 * 11)
+    assert at_once.penalty > 0.1
     parts = [model(rows, labels=rows, num_items_in_batch=4 * 11) for rows in (ids[:1], ids[1:])]
-    assert sum(part.loss for part in parts).item() == pytest.approx(whole.loss.item(), abs=1e-5)  # a float32 in it
-    assert sum(part.penalty for part in parts).item() == pytest.approx(whole.penalty.item(), abs=1e-5)
+    assert sum(part.loss for part in parts).item() == pytest.approx(at_once.loss.item(), abs=1e-5)  # a float32 in it
+    assert sum(part.penalty for part in parts).item() == pytest.approx(at_once.penalty.item(), abs=1e-5)

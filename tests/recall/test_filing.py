@@ -32,13 +32,29 @@ def test_deleted_pairs_are_as_if_they_had_never_been():
     assert len(index.recall(keys[:, 200:201], kernel="biweight", slope=100.0).support.of(0, 0)[0]), "a value"
 
 
+def test_the_default_device_makes_no_difference(monkeypatch):
+    """Blocks are filed one behind the other, and queries answered in parts."""
+    keys, values = near_a_plane(2, 700, 8), random(2, 700, 3, seed=9)
+    monkeypatch.setattr(search, "SCORES_AT_ONCE", 2 * 700 * 3)
+
+    def recalled():
+        return tessera.recall.build(keys, values).recall(keys[:, 90:97], kernel="biweight", slope=100.0)
+
+    expected = recalled()
+    with torch.device("meta"):
+        answer = recalled()
+    assert torch.equal(answer.output, expected.output)
+    assert torch.equal(answer.support.places, expected.support.places)
+    assert torch.equal(answer.support.starts, expected.support.starts)
+
+
 def test_merged_indices_are_one_of_both():
     keys, values = near_a_plane(2, 700, 8), random(2, 700, 3, seed=9)
     first, second = (tessera.recall.build(keys[:, part], values[:, part]) for part in (slice(300), slice(300, 700)))
     merged = first.delete(torch.tensor([5])).merge(second.delete(torch.tensor([0])))
-    whole = tessera.recall.build(keys, values).delete(torch.tensor([5, 300]))
+    built_at_once = tessera.recall.build(keys, values).delete(torch.tensor([5, 300]))
     for queries in (keys[:, 3:9], keys[:, 298:303]):
-        ours, theirs = (x.recall(queries, kernel="sparsemax", slope=100.0) for x in (merged, whole))
+        ours, theirs = (x.recall(queries, kernel="sparsemax", slope=100.0) for x in (merged, built_at_once))
         torch.testing.assert_close(ours.output, theirs.output, rtol=0, atol=1e-12)
         assert torch.equal(ours.support.places, theirs.support.places)
 

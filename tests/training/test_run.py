@@ -45,6 +45,16 @@ def stop_after(change_losses):
     return patch
 
 
+@pytest.fixture
+def stopped_after_four(go, stop_after):
+    """The run in folder "whole", and one like it that was stopped after step 4."""
+    go(folder="whole")
+    restart = stop_after(4)
+    with pytest.raises(KeyboardInterrupt):
+        go()
+    restart()
+
+
 def weights(folder):
     return load_file(folder / "model.safetensors")
 
@@ -157,9 +167,9 @@ def test_experts_are_balanced_once_for_a_step_not_for_each_micro_batch(go, tmp_p
     model = f"model={{type: mixtral, {sizes}, output_router_logits: true, router_aux_loss_coef: 0.5}}"
     go(model, "training.steps=1", folder="whole")
     go(model, "training.steps=1", "training.micro_batch_size=1", folder="parts")
-    (whole, *_), (parts, *_) = without_speed(tmp_path / "whole"), without_speed(tmp_path / "parts")
-    assert parts["loss"] == pytest.approx(whole["loss"], abs=0.05)  # a sequence alone is routed a little less evenly
-    assert parts["gradient_norm"] == pytest.approx(whole["gradient_norm"], rel=0.05)
+    (at_once, *_), (parts, *_) = without_speed(tmp_path / "whole"), without_speed(tmp_path / "parts")
+    assert parts["loss"] == pytest.approx(at_once["loss"], abs=0.05)  # a sequence alone is routed a little less evenly
+    assert parts["gradient_norm"] == pytest.approx(at_once["gradient_norm"], rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -280,25 +290,15 @@ def test_an_extension_that_was_killed_has_no_result_and_the_weights_of_its_check
     assert model_folder(tmp_path / "run").name == "checkpoint-8"
 
 
-def test_what_a_step_needs_of_memory_may_change_on_resume(go, stop_after, tmp_path):
+def test_what_a_step_needs_of_memory_may_change_on_resume(go, stopped_after_four, tmp_path):
     """After a step that did not fit. Sums are rounded otherwise; layers computed again say the same."""
-    go(folder="whole")
-    restart = stop_after(4)
-    with pytest.raises(KeyboardInterrupt):
-        go()
-    restart()
     go("training.micro_batch_size=1", "training.gradient_checkpointing=true", resume=True)
     for first, second in zip(without_speed(tmp_path / "whole"), without_speed(tmp_path / "run"), strict=True):
         assert second == pytest.approx(first, rel=1e-4)
     assert yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())["training"]["micro_batch_size"] == 1
 
 
-def test_intervals_may_change_on_resume_and_nothing_else(go, stop_after, tmp_path):
-    go(folder="whole")
-    restart = stop_after(4)
-    with pytest.raises(KeyboardInterrupt):
-        go()
-    restart()
+def test_intervals_may_change_on_resume_and_nothing_else(go, stopped_after_four, tmp_path):
     refused(r"training\.learning_rate is 0\.01 there and 0\.02 here", go, "training.learning_rate=0.02", resume=True)
     refused(r"training\.steps is 6 there and 5 here", go, "training.steps=5", resume=True)
     go("training.evaluate_every=1", "training.checkpoint_every=1", "training.keep_checkpoints=1", resume=True)
