@@ -47,7 +47,7 @@ OTHER_KERNELS = tuple(f"mosaic {kernel}" for kernel in KERNELS if kernel != "gau
 V2_KERNELS = tuple(f"mosaic_v2 {kernel}" for kernel in V2_COMPACT)
 SEARCH, MAIN = "rates", ""
 # The peak learning rates that the trainings of "cpu" chose (table "Learning rates"). The other kernels were searched at
-# one block alone, on a quarter of the steps; at four they take the Gaussian kernel's.
+# one block alone; at four they take the Gaussian kernel's.
 RATES: dict[tuple[str, int], float] = {
     **{(f"mosaic {kernel}", 1): 3e-2 for kernel in KERNELS},
     **{(f"mosaic {kernel}", 1): 1e-2 for kernel in ("gaussian", "normalized_relu")},
@@ -160,6 +160,7 @@ BUDGETS = {
         Trainings(MAIN_NAMES, (1,), rates=_TRIED),
         Trainings(MAIN_NAMES, (4,), rates=_TRIED[:3]),
         Trainings(OTHER_KERNELS, (1,), rates=_TRIED, steps=250),
+        Trainings(OTHER_KERNELS, (1,), rates=_TRIED[2:]),  # the two best of the short search, of each
         Trainings(MAIN_NAMES, (1, 2, 4)),
         Trainings(OTHER_KERNELS, (1,)),
         Trainings(MAIN_NAMES, (1, 2, 4), first=False),
