@@ -49,8 +49,7 @@ SEARCH, MAIN = "rates", ""
 # The peak learning rates that the trainings of "cpu" chose (table "Learning rates"). The other kernels were searched at
 # one block alone; at four they take the Gaussian kernel's.
 RATES: dict[tuple[str, int], float] = {
-    **{(f"mosaic {kernel}", 1): 3e-2 for kernel in KERNELS},
-    **{(f"mosaic {kernel}", 1): 1e-2 for kernel in ("gaussian", "normalized_relu")},
+    **{(f"mosaic {kernel}", 1): 3e-2 if kernel == "triweight" else 1e-2 for kernel in KERNELS},
     **{(f"mosaic {kernel}", 4): 3e-3 for kernel in KERNELS},
     **{(transformer, depth): 3e-3 for transformer in POSITIONS for depth in (1, 4)},
     (V2, 1): 3e-3,
