@@ -1,7 +1,7 @@
 """Reading the leaves that can matter to a query, and no others."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -109,7 +109,7 @@ class _Reader:
 
     def answer(self) -> Recall:
         """The most promising leaves first, then whatever may hold a pair above the threshold, until nothing may."""
-        bounds, candidates = self._bounds(), self._read_places(self.filed)
+        bounds, candidates = self._bounds(), self._read_places(self.filed, None)
         is_read, most = _largest(bounds, FIRST_LEAVES), FIRST_LEAVES
         if bool(is_read.any()):
             candidates = candidates.joined(self._read_leaves(is_read, None))
@@ -120,10 +120,7 @@ class _Reader:
             cost = num_read * (CODE_COST + self.num_scored / max(1, self.num_looked_at))
             if most >= telling and cost > SCAN_SHARE * self.length * self.num_rows:
                 is_read[:] = True
-                candidates = self._read_places(0)
-                if not self.is_unbounded:  # few are left, of which the threshold is found sooner
-                    candidates = candidates.above(floor)
-                candidates, floor = self._with_floor(candidates, is_read)
+                candidates, floor = self._with_floor(self._read_places(0, floor), is_read)
                 break
             most *= GROWTH
             if needed.shape[1] > most:  # the threshold may rise: the most promising first
@@ -134,24 +131,27 @@ class _Reader:
 
     def _with_floor(self, read: Candidates, is_read: Tensor) -> tuple[Candidates, Tensor]:
         """What of `read` may have weight, and the floor (R,) that it is above."""
-        floor = self._floor(read.scores, is_read)
-        return read.above(floor), floor
+        floor = self._floor(read, is_read)
+        return read.still_above(floor), floor
 
     def _solved(self, candidates: Candidates, floor: Tensor, is_read: Tensor, unread: Tensor) -> Recall:
         """The output, its support and the certificate; `unread` (R, leaves) bounds the scores of what was not read."""
         if self.breaks_ties:
             candidates = self._scored_alone(candidates)
-        weights = candidates.scores
-        if weights.shape[1]:
-            weights = self.kernel.weights(candidates.scores, candidates.scores != -torch.inf)
-        rows, columns = weights.nonzero(as_tuple=True)  # NaN too
-        sizes = torch.bincount(rows, minlength=self.num_rows)
+        weights = torch.zeros_like(candidates.scores)
+        for rows, scores, filled, entries in candidates.padded():
+            if len(entries):
+                of_rows = self._kernel_of(rows).weights(scores, scores != -torch.inf)
+                weights = weights.index_put((entries,), of_rows[filled])
+        which = weights.nonzero().squeeze(1)  # NaN too
+        sizes = torch.bincount(candidates.rows[which], minlength=self.num_rows)
         starts = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-        support = Support(starts, candidates.places[rows, columns], weights[rows, columns], self.count)
+        support = Support(starts, candidates.places[which], weights[which], self.count)
         largest_unread = torch.cat([unread, unread.new_full((self.num_rows, 1), -torch.inf)], 1).amax(1)
         dropped = torch.zeros_like(floor)
-        if self.is_unbounded and candidates.scores.shape[1]:
-            dropped = (LEAF * (unread - candidates.scores.logsumexp(1, keepdim=True)).exp()).sum(1)
+        if self.is_unbounded and len(candidates.scores):
+            for rows, scores, _, _ in candidates.padded():
+                dropped[rows] = (LEAF * (unread[rows] - scores.logsumexp(1, keepdim=True)).exp()).sum(1)
         num_read = LEAF * is_read.sum(1) + self.length - self.filed
         columns_of_certificate = (floor, largest_unread, num_read, sizes, dropped)
         certificate = Certificate(*(column.view(self.heads, self.count) for column in columns_of_certificate))
@@ -174,17 +174,28 @@ class _Reader:
             )
         return output.view(self.heads, self.count, width).to(self.values.dtype)
 
-    def _floor(self, scores: Tensor, is_read: Tensor) -> Tensor:
+    def _floor(self, read: Candidates, is_read: Tensor) -> Tensor:
         """Per row, a score at and below which no pair has weight, whatever the pairs that were not read score."""
-        scores = scores.detach()
+        floor = torch.zeros_like(self.slopes)
+        for rows, scores, _, _ in read.padded():
+            floor[rows] = self._floor_of(scores.detach(), rows, is_read)
+        return floor
+
+    def _floor_of(self, scores: Tensor, rows: Tensor, is_read: Tensor) -> Tensor:
+        """See `_floor`, of the scores (r, s) of these rows."""
         if not self.is_unbounded:
-            return self.kernel.subset_floor(scores, scores != -torch.inf) - self.ties_within
-        num_unread = LEAF * (~is_read).sum(1)
+            return self._kernel_of(rows).subset_floor(scores, scores != -torch.inf) - self.ties_within[rows]
+        num_unread = LEAF * (~is_read[rows]).sum(1)
         if scores.shape[1] == 0:
-            return scores.new_full((self.num_rows,), -torch.inf)
+            return scores.new_full((len(rows),), -torch.inf)
         share = (self.tolerance / num_unread.to(scores.dtype)).log()
         below = scores.amax(1).nextafter(scores.new_tensor(-torch.inf))  # of large scores and infinity no share is less
         return (scores.logsumexp(1) + share).minimum(below).masked_fill(num_unread == 0, -torch.inf)
+
+    def _kernel_of(self, rows: Tensor) -> Kernel:
+        """The kernel, with what these rows have of their own."""
+        of_rows = self.kernel.row_parameter if isinstance(self.kernel, RowKernel) else None
+        return self.kernel if of_rows is None else self.kernel.with_row_parameter(of_rows[rows])
 
     def _rounding(self) -> Tensor:
         """Of the scores of each row (R,), at most."""
@@ -198,21 +209,24 @@ class _Reader:
 
     def _scored_alone(self, candidates: Candidates) -> Candidates:
         """The same pairs, equal keys with equal scores."""
-        head = torch.arange(self.num_rows, device=candidates.places.device) // self.count
-        vectors = self.queries.vectors.flatten(0, 1).unsqueeze(1)
-        similarities = (self.keys[head[:, None], candidates.places].to(vectors.dtype) * vectors).sum(-1)
-        scores = similarities * self.slopes[:, None] + self.intercepts[:, None]
-        return Candidates(scores.masked_fill(candidates.scores == -torch.inf, -torch.inf), candidates.places)
+        rows, vectors = candidates.rows, self.queries.vectors.flatten(0, 1)
+        keys = self.keys[rows // self.count, candidates.places].to(vectors.dtype)
+        scores = (keys * vectors[rows]).sum(-1) * self.slopes[rows] + self.intercepts[rows]
+        return replace(candidates, scores=scores.masked_fill(candidates.scores == -torch.inf, -torch.inf))
 
-    def _read_places(self, first: int) -> Candidates:
-        """All pairs from place `first` on."""
+    def _read_places(self, first: int, floor: Tensor | None) -> Candidates:
+        """All pairs from place `first` on that may have weight, those above `floor` (R,) where one is known."""
         places = torch.arange(first, self.length, device=self.keys.device)
         keys = self.keys[:, first:].to(self.queries.vectors.dtype)
         scores = (self.queries.vectors @ keys.mT).flatten(0, 1)
         scores = scores * self.slopes[:, None] + self.intercepts[:, None]
         if not self.all_visible:
             scores = scores.masked_fill(~self._visible(self.of_query[:, None], places), -torch.inf)
-        return Candidates(scores, places.expand_as(scores))
+        if self.is_unbounded:
+            floor = torch.full_like(self.slopes, -torch.inf)
+        elif floor is None:
+            floor = self.kernel.subset_floor(scores.detach(), scores != -torch.inf) - self.ties_within
+        return Candidates.above(scores, places.expand_as(scores), floor)
 
     def _read_leaves(self, needed: Tensor, floor: Tensor | None) -> Candidates:
         """The pairs of the leaves that are `needed` (R, leaves), of which there are some; those above `floor` (R,)."""
@@ -235,7 +249,7 @@ class _Reader:
         if self.num_rows > 1:
             order = stable_order(rows, self.num_rows)
             rows, scores, places = (x.index_select(0, order) for x in (rows, scores, places))
-        return Candidates.of(rows, scores, places, self.num_rows)
+        return Candidates(rows, scores, places, self.num_rows)
 
     def _pairs_above(
         self, block: int, leaves: Tensor, asking: Tensor, lowest: Tensor | None

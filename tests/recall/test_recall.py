@@ -1,5 +1,6 @@
 """What the index recalls is what a scan of all pairs in float64 gives, and it says so itself."""
 
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
@@ -176,10 +177,10 @@ def test_the_rounding_of_a_product_decides_no_tie(monkeypatch):
     """Of equal keys the most recent are the nearest, in whatever last bits a product of matrices gives their scores."""
     read = search._Reader._read_places
 
-    def rounded_otherwise(self, first):
-        candidates = read(self, first)
-        bits = (torch.arange(candidates.scores.shape[1]) % 3 - 1).double()
-        return type(candidates)(candidates.scores * (1 + 2e-16 * bits), candidates.places)
+    def rounded_otherwise(self, first, floor):
+        candidates = read(self, first, floor)
+        bits = (torch.arange(len(candidates.scores)) % 3 - 1).double()
+        return replace(candidates, scores=candidates.scores * (1 + 2e-16 * bits))
 
     monkeypatch.setattr(search._Reader, "_read_places", rounded_otherwise)
     keys = near_a_plane(1, 1, 6).expand(-1, 31, -1)
