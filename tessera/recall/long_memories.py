@@ -14,6 +14,7 @@ from tessera.recall.pair_store import PairStore
 
 SHORTEST = 131_072  # pairs; with fewer the scan is faster (`python -m benchmarks.recall RUN TEXT... --most N`)
 LARGEST_SHARE = 0.25  # of the pairs; where more are read, the scan is as fast (the same benchmark)
+LARGEST_ALONE = 0.75  # for fewer than `TRIED` queries: all keys are read for a scan of these, however few they are
 TRIED = 16  # queries that tell how many pairs those of a call read
 PATIENCE = 256  # queries that are scanned after pruning did not win, before it is tried again; twice as many each time
 MOST_PATIENCE = 1 << 16
@@ -73,7 +74,8 @@ def recall_through_index(
 
     tried = min(count, TRIED)
     output, num_read = recalled(count - tried, count)  # the last ones see most pairs
-    if num_read > LARGEST_SHARE * pairs.length * batch * heads * tried:
+    largest = LARGEST_SHARE if count >= TRIED else LARGEST_ALONE
+    if num_read > largest * pairs.length * batch * heads * tried:
         cache.patience = min(MOST_PATIENCE, 2 * cache.patience or PATIENCE)
         cache.queries_to_scan = cache.patience
         return output if tried == count else None

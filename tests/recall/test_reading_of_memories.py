@@ -1,5 +1,7 @@
 """Mosaics that read and decode through the index give what they give by scanning all pairs."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -157,3 +159,24 @@ def test_where_most_pairs_are_read_the_next_queries_are_scanned(monkeypatch):
     del calls[:]
     read(memory, x, [100, 101, 120, 150, 151, 152, 250, 251, 252])
     assert len(calls) == 3, "and one after twice as many"
+
+
+def test_a_query_alone_reads_more_through_the_index_than_many_do(monkeypatch):
+    """A scan reads all keys, for one query as for many: the index goes on with a third of them for one, not for 16."""
+    monkeypatch.setattr(long_memories, "SHORTEST", 16)
+    monkeypatch.setattr(long_memories, "PATIENCE", 50)
+    calls, recall = count_calls(monkeypatch), index_module.PairIndex.recall
+
+    def reading_a_third(self, queries, **options):
+        answer = recall(self, queries, **options)
+        read = torch.full_like(answer.certificate.pairs_read, len(self) // 3)
+        return replace(answer, certificate=replace(answer.certificate, pairs_read=read))
+
+    monkeypatch.setattr(index_module.PairIndex, "recall", reading_a_third)
+    memory = ContextualMemory(16, 2, "sparsemax").double().eval()
+    x = torch.randn(1, 400, 16, generator=torch.Generator().manual_seed(3), dtype=torch.double)
+    read(memory, x, [100, 120])
+    assert len(calls) == 1, "of the first 100; the next were scanned"
+    del calls[:]
+    read(memory, x, [15, 16, 17, 18, 19, 20])
+    assert len(calls) == 4, "all tokens behind at least 16 pairs"

@@ -56,8 +56,8 @@ RATES: dict[tuple[str, int], float] = {
 _TRIED = (1e-3, 3e-3, 1e-2, 3e-2)
 SEEDS = {"smoke": 1, "cpu": 3, "long": 2}
 SEQUENCES = {"smoke": 4, "cpu": 256, "long": 256}
-# What a budget changes in the recipes "stories-mosaic" and "stories-transformer"; "long" has 20 million tokens. "cpu" is
-# in float32 on every machine, so that trainings on different ones can be compared.
+# What a budget changes in the recipes "stories-mosaic" and "stories-transformer"; "long" has 20 million tokens.
+# "cpu" is in float32 on every machine, so that trainings on different ones can be compared.
 OVERRIDES: dict[str, Mapping[str, Any]] = {
     "smoke": {
         "model": {"hidden_size": 16, "num_heads": 2},
