@@ -16,7 +16,7 @@ from tessera.papers.many_shot.prompting import episode_answers, over_contexts
 from tessera.papers.many_shot.prompts import DELIMITERS, STRATEGIES, Episode, Example
 from tessera.papers.many_shot.task import ManyShot
 from tessera.papers.records import Curve, by_model, points_of, spread
-from tessera.papers.tables import curves_table, markdown, settings_table, trainings_table
+from tessera.papers.tables import curves_table, settings_table, trainings_table
 from tessera.papers.task_stage import TEST_SEED, EarlyStage, TaskStage, scores_of_memories, small_model, train_on_tasks
 from tessera.training.fit import FitOptions
 
@@ -162,17 +162,12 @@ def _scores(records: Mapping[str, Record]) -> dict[str, list[dict]]:
 
 
 def tables(records: Mapping[str, Record]) -> dict[str, str]:
-    """Accuracy by shots, the lead of v2, every seed and strategy, what was trained."""
+    """Accuracy by shots, every seed and strategy, what was trained."""
     parts = {
         f"Accuracy, {title}": curves_table(["model", "seeds"], best(records, score), length="{} shots")
         for score, title in SCORES.items()
     }
     every_strategy = strategies(records, "exact_match")
-    # v2 minus each other row in percentage points, at the best strategy of each.
-    rest = {curve.label: curve.points for curve in best(records, "exact_match")}
-    ours = rest.pop(NAMES["mosaic_v2"], {})
-    leads = [[name, *(f"{100 * (ours[n].mean - points[n].mean):+.1f}" for n in ours)] for name, points in rest.items()]
-    parts["Lead of v2"] = markdown(["over", *(f"{shots} shots" for shots in ours)], leads if ours else ())
     parts["Every seed"] = trainings_table(records, NAMES, "training loss", partial(_best_shares, score="exact_match"))
     parts["Every prompt strategy"] = curves_table(["model", "delimiter, order"], every_strategy, length="{} shots")
     return parts | {"Settings": _settings([*records.values()])}
