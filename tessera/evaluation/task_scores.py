@@ -119,14 +119,16 @@ def score_batches(
 ) -> dict[str, Estimate]:
     """Each score of `task` over the examples of all batches; `see` is shown each with predictions and scores."""
     values: dict[str, list[Tensor]] = {}
+    sources: list[int] = []
     for batch in batches:
         predicted = predictions(batch)
         of_batch = task.scores(predicted, batch)
         if see is not None:
             see(batch, predicted, of_batch)
+        sources += task.sources(batch)
         for name, scores in of_batch.items():
             values.setdefault(name, []).append(scores)
-    return {name: estimate(torch.cat(scores)) for name, scores in values.items()}
+    return {name: estimate(torch.cat(of), torch.tensor(sources) if sources else None) for name, of in values.items()}
 
 
 def task_report(

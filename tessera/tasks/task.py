@@ -65,6 +65,10 @@ class Task(ABC):
     def scores(self, predictions: Any, examples: Any) -> dict[str, Tensor]:
         """Each score of each example, (B,); NaN where an example has nothing to score."""
 
+    def sources(self, examples: Any) -> list[int]:
+        """B numbers of what the examples were drawn from, where many come of few (`estimate`); empty: all are new."""
+        return []
+
 
 TASKS: Registry[type[Task]] = Registry("task", "tessera.tasks", filled_by="tessera.papers.tasks")
 

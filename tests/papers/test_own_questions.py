@@ -4,8 +4,10 @@ import gzip
 import json
 
 import pytest
+import torch
 
 from tessera.base.errors import TesseraError
+from tessera.evaluation.task_scores import score_batches
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.papers.babilong.own_questions import OwnQuestions
 from tessera.papers.babilong.task import BABILong
@@ -54,6 +56,28 @@ def test_a_text_is_hidden_whole_and_asked_its_own_questions(file):
     assert task.labels == tuple(sorted(f"Dark {colour}" for colour in COLOURS))
     assert task.is_known("What is dark box?".replace("dark ", ""))
     assert not task.is_known("Where is box 1?")
+
+
+def test_the_error_of_a_score_is_that_over_texts_of_the_file(file):
+    """Sixty samples of eight texts are not sixty texts: here all samples of a text are right, or none."""
+    task = OwnQuestions(file=str(file), vocab_size=300, absent=0.0, length=64)
+    batches, right = [task.sample(6, seed) for seed in range(10)], {}
+
+    def predictions(batch):
+        said = torch.nn.functional.one_hot(batch.tokens.roll(-1, 1), 300).float()
+        for row, sample in zip(said, batch.details):
+            number = int(sample.question.text[len("What is box ")])
+            right.setdefault(number, []).append(float(number % 3 == 0))
+            row *= number % 3 == 0
+        return said
+
+    score = score_batches(task, batches, predictions)["exact_match"]
+    mean = sum(map(sum, right.values())) / 60
+    squares = sum((sum(of_text) - len(of_text) * mean) ** 2 for of_text in right.values())
+    assert score.count == len(right) == 8
+    assert score.mean == pytest.approx(mean)
+    assert score.standard_error == pytest.approx((8 / 7 * squares) ** 0.5 / 60)
+    assert score.standard_error > 2 * (mean * (1 - mean) / 59) ** 0.5, "as if all samples were of new texts"
 
 
 def test_what_a_text_does_not_answer_is_said_not_to_be_in_it(file):

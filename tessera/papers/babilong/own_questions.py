@@ -17,7 +17,7 @@ from tessera.papers.babilong.stories import Question, Story
 from tessera.papers.babilong.task import BABILong
 from tessera.papers.babilong.vocabulary import SPECIAL_TOKENS, Words
 from tessera.tasks.question_answering import NOT_IN_TEXT
-from tessera.tasks.task import SPLIT_TENTHS, SPLITS, TASKS
+from tessera.tasks.task import SPLIT_TENTHS, SPLITS, TASKS, TokenExamples
 
 EXAMPLE = Path(__file__).parent / "example_questions.jsonl"
 FIELDS = ("text", "question", "answer")
@@ -87,6 +87,10 @@ class OwnQuestions(BABILong):
         examples = " or ".join(f'"{text}"' for text in self._own.asked["train"][:SHOWN])
         text = next(iter(self._own.questions))
         return f'questions such as {examples}, about texts such as "{text[:200]}"; of other words it knows nothing'
+
+    def sources(self, examples: TokenExamples) -> list[int]:
+        """See `Task`: the text of the file, or where there is none the question."""
+        return [hash((*sample.story.facts, sample.question.text)[0]) for sample in examples.details]
 
     def is_known(self, question: str) -> bool:
         """See `QuestionTask`: whether every word stands in a question of the files."""

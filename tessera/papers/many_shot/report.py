@@ -167,10 +167,9 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
         f"Accuracy, {title}": curves_table(["model", "seeds"], best(records, score), length="{} shots")
         for score, title in SCORES.items()
     }
-    every_strategy = strategies(records, "exact_match")
     parts["Every seed"] = trainings_table(records, NAMES, "training loss", partial(_best_shares, score="exact_match"))
-    parts["Every prompt strategy"] = curves_table(["model", "delimiter, order"], every_strategy, length="{} shots")
-    return parts | {"Settings": _settings([*records.values()])}
+    every_strategy = curves_table(["model", "delimiter, order"], strategies(records, "exact_match"), length="{} shots")
+    return parts | {"Every prompt strategy": every_strategy, "Settings": _settings([*records.values()])}
 
 
 def _best_shares(record: Record, score: str) -> dict[str, float]:
