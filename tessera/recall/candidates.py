@@ -35,7 +35,14 @@ class Candidates:
         """These and those of `other`, row by row."""
         pairs = ((self.rows, other.rows), (self.scores, other.scores), (self.places, other.places))
         both = type(self)(*(torch.cat(tensors) for tensors in pairs), self.num_rows)
-        return both._taken(stable_order(both.rows, self.num_rows)) if self.num_rows > 1 else both
+        own, others = (torch.bincount(x.rows, minlength=self.num_rows).cumsum(0) for x in (self, other))
+        counted = torch.arange(len(both.rows), device=both.rows.device)
+        first, then = counted[: len(self.rows)], counted[: len(other.rows)]
+        before = torch.cat([others.new_zeros(1), others])  # of the other's, all of earlier rows
+        order = torch.empty_like(counted)
+        order[first + before[self.rows]] = first
+        order[then + own[other.rows]] = then + len(first)
+        return both._taken(order)
 
     def in_order(self) -> Self:
         """The same, places of a row ascending: of ties the most recent is last, as in a scan."""
