@@ -27,14 +27,8 @@ def v1(**options):
 
 
 def v2(**options):
-    settings = {
-        "intermediate_size": 140,
-        "short_term_span": 8,
-        "long_term_delay": 3,
-        "initializer_range": 0.2,
-        **options,
-    }
-    return tessera.MemoryMosaicV2ForCausalLM(tessera.MemoryMosaicV2Config(**SIZES, **settings))
+    settings = {"intermediate_size": 140, "short_term_span": 8, "long_term_delay": 3, "initializer_range": 0.2}
+    return tessera.MemoryMosaicV2ForCausalLM(tessera.MemoryMosaicV2Config(**SIZES, **settings, **options))
 
 
 def gpt2():
@@ -103,16 +97,8 @@ def plain(model):
 
 
 def decoded(model, ids, tokens, **options):
-    result = model.generate(
-        ids,
-        max_new_tokens=tokens,
-        min_new_tokens=tokens,
-        do_sample=False,
-        pad_token_id=0,
-        output_logits=True,
-        return_dict_in_generate=True,
-        **options,
-    )
+    options |= {"do_sample": False, "pad_token_id": 0, "output_logits": True, "return_dict_in_generate": True}
+    result = model.generate(ids, max_new_tokens=tokens, min_new_tokens=tokens, **options)
     return result.sequences, torch.stack(result.logits)
 
 

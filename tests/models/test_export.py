@@ -18,7 +18,8 @@ ROUNDING = {"rtol": REORDERED_FLOAT32, "atol": REORDERED_FLOAT32}
 AUTO = torch.export.Dim.AUTO
 GAUSSIAN = ["v1 published", "v2 gaussian"]
 OTHER_KERNELS = ["v1 compact", "v1 normalized relu", "v2 compact", "v2 neighbours"]
-ONE_GRAPH = [*GAUSSIAN, *OTHER_KERNELS, *(f"linear attention {variant}" for variant in VARIANTS), "transformer"]
+LINEAR = "linear attention"
+ONE_GRAPH = [*GAUSSIAN, *OTHER_KERNELS, *(f"{LINEAR} {variant}" for variant in VARIANTS), "transformer"]
 SEVERAL_GRAPHS = ["armt around gpt2", "armt around memory_mosaic", "rmt around gpt2", "prmt around gpt2", "lstm"]
 
 
@@ -134,40 +135,20 @@ def test_what_is_exported_computes_the_same(name, monkeypatch):
         close(output.logits[:, 0], expected[3][:, position])
 
 
-@pytest.mark.grid
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # the compiler's own
-def test_one_graph():
-    torch.testing.assert_close(
-        *plain_and_compiled(Case(partial(v1, num_layers=1)), "eager", fullgraph=True), **ROUNDING
-    )
-
-
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        pytest.param("v1 of one layer", "eager", marks=pytest.mark.grid),
+        *(pytest.param(name, "aot_eager", marks=pytest.mark.slow) for name in (*ONE_GRAPH, *SEVERAL_GRAPHS)),
+        *(
+            pytest.param(name, "inductor", marks=pytest.mark.slow)
+            for name in (*GAUSSIAN, f"{LINEAR} linear_transformer")
+        ),
+    ],
+)
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
-@pytest.mark.parametrize("name", ONE_GRAPH)
-def test_training_is_one_graph(name):
-    results = plain_and_compiled(CASES[name], "aot_eager", fullgraph=True, training=True)
-    torch.testing.assert_close(*results, **ROUNDING)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # the compiler's own
-@pytest.mark.parametrize("name", SEVERAL_GRAPHS)
-def test_training_in_several_graphs_is_the_same(name):
-    results = plain_and_compiled(CASES[name], "aot_eager", fullgraph=False, training=True)
-    torch.testing.assert_close(*results, **ROUNDING)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # the compiler's own
-@pytest.mark.parametrize("name", [*GAUSSIAN, "linear attention linear_transformer"])
-def test_training_by_the_default_compiler(name):
-    results = plain_and_compiled(CASES[name], "inductor", fullgraph=True, training=True)
-    torch.testing.assert_close(*results, **ROUNDING)
-
-
-def plain_and_compiled(case, backend, fullgraph, training=False):
-    """The loss, and in training the gradients, by the model and by its compiled form."""
+def test_compiled_the_loss_is_the_same_and_so_are_the_gradients_in_training(name, backend):
+    case, training = CASES.get(name, Case(partial(v1, num_layers=1))), backend != "eager"
     model, ids = case.build().float().train(training), tokens()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):  # which draws other numbers in another order of graphs
@@ -175,7 +156,7 @@ def plain_and_compiled(case, backend, fullgraph, training=False):
     torch._dynamo.reset()
     options = {} if case.state == "memory_state" else {"use_cache": False}
     results = []
-    for forward in (model, torch.compile(model, backend=backend, fullgraph=fullgraph)):
+    for forward in (model, torch.compile(model, backend=backend, fullgraph=name not in SEVERAL_GRAPHS)):
         model.zero_grad()
         torch.manual_seed(0)
         loss = forward(ids, labels=ids, **options).loss
@@ -184,7 +165,7 @@ def plain_and_compiled(case, backend, fullgraph, training=False):
         gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
         assert bool(gradients) == training
         results.append({"loss": loss.detach(), **gradients})
-    return results
+    torch.testing.assert_close(*results, **ROUNDING)
 
 
 @pytest.mark.slow

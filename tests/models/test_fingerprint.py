@@ -41,8 +41,7 @@ def with_other_weights(model):
 def test_other_weights_are_refused(build):
     model = build()
     state = read(model)
-    with pytest.raises(TesseraError, match="past_key_values must be of this model; got one of other weights"):
-        go_on(with_other_weights(model), state)
+    refused("past_key_values must be of this model; got one of other weights", go_on, with_other_weights(model), state)
     with torch.no_grad():
         model.model.layers[-1].get_parameter(next(iter(model.model.layers[-1].state_dict()))).mul_(1.5)
     with pytest.raises(TesseraError, match="other weights. Read the text again"):  # those of the same object, changed

@@ -25,14 +25,8 @@ def test_the_large_sizes_are_the_papers():
 
 @pytest.mark.parametrize("long_term_memory", [True, False])
 def test_the_matching_llama_has_as_many_parameters(long_term_memory):
-    config = MemoryMosaicV2Config(
-        vocab_size=1000,
-        hidden_size=96,
-        num_layers=3,
-        num_heads=4,
-        intermediate_size=200,
-        long_term_memory=long_term_memory,
-    )
+    sizes = {"vocab_size": 1000, "hidden_size": 96, "num_layers": 3, "num_heads": 4, "intermediate_size": 200}
+    config = MemoryMosaicV2Config(**sizes, long_term_memory=long_term_memory)
     llama = matching_llama_config(config, equal_parameters=True)
     unit = 3 * 96 * 3  # one unit of the feed-forward width, in all layers
     assert abs(count_parameters(llama) - count_parameters(config)) <= unit / 2

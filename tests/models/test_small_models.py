@@ -103,17 +103,6 @@ def test_parts_of_a_batch_weigh_as_many_labels_as_they_have_in_an_lstm():
     assert takes_num_items(model)
 
 
-def test_padding_does_not_count_in_the_loss_of_an_lstm():
-    model, ids = build_small_model("lstm", **SIZES).eval(), tokens()
-    mask = torch.ones_like(ids)
-    mask[1, 10:] = 0
-    steps = ids.shape[1]
-    alone = (steps - 1) * model(ids[:1], labels=ids[:1]).loss + 9 * model(ids[1:2, :10], labels=ids[1:2, :10]).loss
-    loss = model(ids[:2], attention_mask=mask[:2], labels=ids[:2]).loss
-    torch.testing.assert_close(loss, alone / (steps + 8))
-    refused("labels must lie in 0", model, ids, labels=ids + 1000)
-
-
 def test_published_details_of_models_are_options():
     torch.manual_seed(0)
     mosaic = build_small_model("mosaic", **SIZES, dropout=0.05, initialization="fan_in").config

@@ -107,6 +107,23 @@ def test_padding_changes_no_loss_of_the_trainer(name, tmp_path):
         close(model(**batch, num_items_in_batch=packed.shape[1] - 1).loss, expected)
 
 
+UNMASKED = ("v1 published", "v2 gaussian", "linear attention gla", "lstm", "armt around gpt2", "rmt around gpt2")
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", [*UNMASKED, "prmt around gpt2"])
+def test_padding_does_not_count_whatever_its_labels_are(name, side):
+    if side == "left" and not CASES[name].pads_left:
+        return
+    model, rows = CASES[name].build(), [torch.arange(length) % 7 + 1 for length in (21, 9)]
+    batch = padded(rows, side)
+    labels = batch.pop("labels").clamp(min=1)
+    alone = sum(model(row[None], labels=row[None]).loss * (len(row) - 1) for row in rows)
+    same = torch.testing.assert_close if name == "lstm" else close  # whose losses are float32
+    same(model(**batch, labels=labels).loss, alone / 28)
+    same(model(**batch, labels=labels, num_items_in_batch=1).loss, alone)
+
+
 @some("name", PADDED, by_default=["v1 published", "armt around memory_mosaic"])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_batches_in_parts_are_one_where_the_first_label_behind_padding_is_left_out(name, side, tmp_path):
@@ -145,15 +162,10 @@ def test_a_step_without_labels_has_loss_zero_and_no_gradients(name, tmp_path):
     assert not any(weights.grad.any() for weights in model.parameters() if weights.grad is not None)
 
 
-def test_a_step_without_labels_is_charged_for_no_gates():
-    model = wrapped("armt", "memory_mosaic", segment_size=4, gate_penalty=5.0, strength_stretch=1.1).train()
-    ids = torch.randint(1, 60, (2, 12))
-    assert model(ids, labels=torch.full_like(ids, -100), num_items_in_batch=0).loss == 0
-
-
-def test_a_step_in_parts_is_charged_for_its_gates_once():
+def test_a_step_in_parts_is_charged_for_its_gates_once_and_one_without_labels_for_none():
     model = wrapped("armt", "memory_mosaic", segment_size=4, gate_penalty=5.0, strength_stretch=1.1).train()
     ids = torch.randint(1, 60, (4, 12))
+    assert model(ids, labels=torch.full_like(ids, -100), num_items_in_batch=0).loss == 0
     at_once = model(ids, labels=ids, num_items_in_batch=4 * 11)
     assert at_once.penalty > 0.1
     parts = [model(rows, labels=rows, num_items_in_batch=4 * 11) for rows in (ids[:1], ids[1:])]

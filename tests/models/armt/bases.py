@@ -9,17 +9,9 @@ import tessera.armt as armt
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
 from tests.tolerances import REORDERED_FLOAT64
 
-ROTARY = {
-    "vocab_size": 60,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
+ROTARY = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+ROTARY |= {"intermediate_size": 48, "max_position_embeddings": 64}
+ROTARY |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
 GPT2 = {"vocab_size": 60, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 MOSAIC = {"vocab_size": 60, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "num_persistent_slots": 8}
 GROUPED = {**ROTARY, "num_key_value_heads": 2, "head_dim": 8}

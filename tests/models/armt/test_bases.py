@@ -45,17 +45,22 @@ FAMILIES = {
 
 def base_of(family, **changes):
     torch.manual_seed(2)
+    if family in BASES:
+        return BASES[family]().eval()
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**FAMILIES[family], **changes})).eval()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *BASES])
 @torch.no_grad()
 def test_an_untrained_memory_adds_nothing(family):
     """Narrow embeddings, experts, positions that are counted in ways of their own."""
     base, ids = base_of(family), 2 + tokens(2, 20, 58)  # a RoBERTa counts no position for padding, 1
     expected = torch.cat([base(part).logits for part in ids.split(8, 1)], 1)
+    before = {name.replace(".layer.", "."): tensor.clone() for name, tensor in base.state_dict().items()}
     model = armt.wrap(base, segment_size=8, num_memory_tokens=3, memory_dim=4)
     torch.testing.assert_close(model(ids).logits, expected, rtol=1e-5, atol=1e-5)  # float32 sums
+    after = {name.replace(".layer.", "."): tensor for name, tensor in model.base.state_dict().items()}
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "openai-gpt"])

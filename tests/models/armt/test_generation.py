@@ -52,19 +52,12 @@ def test_beams_of_several_prompts_keep_their_own_memories():
     memory = model(tokens(2, 19)).memory_state
     options = {"num_beams": 3, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     together = model.generate(prompts, memory_state=memory, attention_mask=prompts > 0, **options)
-    alone = [
-        model.generate(
-            prompts[i : i + 1],
-            memory_state=memory.select_batch(torch.tensor([i])),
-            attention_mask=prompts[i : i + 1] > 0,
-            **options,
-        )
-        for i in range(2)
-    ]
+    own = [memory.select_batch(torch.tensor([i])) for i in range(2)]
+    rows = zip(prompts.split(1), own)
+    alone = [model.generate(row, memory_state=one, attention_mask=row > 0, **options) for row, one in rows]
     assert torch.equal(together, torch.cat(alone))
-    swapped = model.generate(
-        prompts, memory_state=memory.select_batch(torch.tensor([1, 0])), attention_mask=prompts > 0, **options
-    )
+    others = memory.select_batch(torch.tensor([1, 0]))
+    swapped = model.generate(prompts, memory_state=others, attention_mask=prompts > 0, **options)
     assert not torch.equal(together, swapped), "or this test shows nothing"
 
 

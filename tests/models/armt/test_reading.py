@@ -141,17 +141,9 @@ def test_an_exception_leaves_nothing_behind():
     close(plain, model(ids[:, :8]).logits)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({}, "input_ids or inputs_embeds"),
-        ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, "at least one token"),
-        ({"input_ids": torch.full((1, 4), 60)}, r"input_ids must lie in 0\.\.59"),
-        ({"input_ids": torch.ones(1, 4, dtype=torch.long), "attention_mask": torch.zeros(1, 4)}, "a row of zeros"),
-    ],
-)
-def test_inputs_that_do_not_fit_are_refused(arguments, message):
-    refused(message, make(), **arguments)
+def test_inputs_that_do_not_fit_are_refused():
+    refused("input_ids or inputs_embeds", make())
+    refused("a row of zeros", make(), tokens(1, 4), attention_mask=torch.zeros(1, 4))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neox"])
@@ -163,19 +155,12 @@ def test_an_open_segment_under_gradient_checkpointing_is_refused(family):
     assert model(tokens(2, 20), labels=tokens(2, 20)).loss.requires_grad
 
 
-@each_value(kind=KINDS, side=["right", "left"])
-def test_padding_does_not_count_whatever_its_labels_are(kind, side):
-    model, lengths = make(kind), (21, 9)
-    rows = [tokens(1, length)[0] for length in lengths]
-    ids, mask = torch.ones(2, 21, dtype=torch.long), torch.zeros(2, 21, dtype=torch.long)
-    for i, row in enumerate(rows):
-        place = slice(0, len(row)) if side == "right" else slice(21 - len(row), 21)
-        ids[i, place], mask[i, place] = row, 1
-    alone = sum(model(row[None], labels=row[None]).loss * (len(row) - 1) for row in rows)
-    close(model(ids, mask, labels=ids).loss, alone / (sum(lengths) - 2))
-    close(model(ids, mask, labels=ids, num_items_in_batch=1).loss, alone)
-    everything = torch.ones_like(ids)  # an explicit mask is the whole say, as in the published code
-    assert (model(ids, mask, labels=ids, loss_mask=everything).loss - alone / 28).abs() > 1e-3
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_explicit_mask_of_labels_is_the_whole_say(kind):
+    model, ids, mask = make(kind), tokens(2, 21), torch.ones(2, 21, dtype=torch.long)
+    mask[1, 9:] = 0
+    everything = torch.ones_like(ids)  # as in the published code
+    assert (model(ids, mask, labels=ids, loss_mask=everything).loss - model(ids, mask, labels=ids).loss).abs() > 1e-3
 
 
 @each_value(

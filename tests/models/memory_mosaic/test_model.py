@@ -39,21 +39,6 @@ def test_dropout_acts_in_training_alone(place):
     assert not torch.allclose(model(ids).logits, model(ids).logits)
 
 
-def test_bad_tokens_are_named():
-    model = build()
-    refused(r"input_ids must lie in 0\.\.60 \(vocab_size 61\); got values from 3 to 61", model, torch.tensor([[3, 61]]))
-    with pytest.raises(TesseraError, match=r"labels must lie in 0\.\.60 \(vocab_size\) or be -100; got 61"):
-        model(torch.tensor([[3, 4]]), labels=torch.tensor([[3, 61]]))
-    refused("the prompt must hold at least one token", model, torch.zeros(1, 0, dtype=torch.long))
-
-
-def test_labels_of_eight_bits_leave_out_what_others_do():
-    model, ids = build(), tokens()
-    documents = torch.arange(ids.shape[1]).expand_as(ids) // 4
-    of_bytes, of_words = (model(ids, document_ids=documents, labels=labels).loss for labels in (ids.byte(), ids))
-    assert torch.equal(of_bytes, of_words)
-
-
 def test_streams_and_serves_a_pipeline(capsys):
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"pad_token": "<pad>"})

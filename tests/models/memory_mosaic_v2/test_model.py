@@ -23,13 +23,11 @@ def tokens(batch=2, steps=STEPS):
 
 
 @torch.no_grad()
-def read_in_chunks(model, ids, sizes, documents=None):
-    state, logits, start = None, [], 0
+def read_in_chunks(model, ids, sizes):
+    state, logits = None, []
     for chunk in ids.split(sizes, dim=1):
-        piece = None if documents is None else documents[:, start : start + chunk.shape[1]]
-        output = model(chunk, past_key_values=state, use_cache=True, document_ids=piece)
-        state, start = output.past_key_values, start + chunk.shape[1]
-        logits.append(output.logits)
+        output = model(chunk, past_key_values=state, use_cache=True)
+        state, logits = output.past_key_values, [*logits, output.logits]
     return torch.cat(logits, dim=1), state
 
 

@@ -25,25 +25,11 @@ def build(**changes):
 def compare(model, ids, delays, documents=None, **oracle_arguments):
     parameters = dict(model.named_parameters())
     actual = model(ids, document_ids=documents).logits
-    expected = torch.stack(
-        [
-            oracle.read(
-                parameters,
-                model.config,
-                row,
-                delay,
-                documents=None if documents is None else documents[index],
-                **oracle_arguments,
-            )
-            for index, (row, delay) in enumerate(zip(ids, delays))
-        ]
-    )
+    rows = zip(ids, delays, [None] * len(ids) if documents is None else documents)
+    expected = torch.stack([oracle.read(parameters, model.config, *row, **oracle_arguments) for row in rows])
     torch.testing.assert_close(actual, expected, **OUTPUTS)
-    used = [
-        parameter
-        for name, parameter in parameters.items()
-        if oracle_arguments.get("long_term", True) or "long_term" not in name
-    ]
+    is_used = oracle_arguments.get("long_term", True)
+    used = [parameter for name, parameter in parameters.items() if is_used or "long_term" not in name]
     losses = (cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()) for logits in (actual, expected))
     for ours, theirs in zip(*(torch.autograd.grad(loss, used) for loss in losses)):
         torch.testing.assert_close(ours, theirs, **GRADIENTS)
