@@ -55,12 +55,8 @@ def test_what_dead_processes_left_of_a_file_is_deleted_and_the_rest_is_not(tmp_p
         os._exit(0)
     os.waitpid(child, 0)
     host = socket.gethostname()
-    keep = {
-        f"a.txt.{host}-{os.getppid()}.tmp",
-        f"a.txt.elsewhere-{child}.tmp",
-        f"b.txt.{host}-{child}.tmp",
-        "notes.tmp",
-    }
+    keep = {f"a.txt.{host}-{os.getppid()}.tmp", f"a.txt.elsewhere-{child}.tmp"}  # of a living one, of another machine
+    keep |= {f"b.txt.{host}-{child}.tmp", "notes.tmp"}
     for name in (*keep, f"a.txt.{host}-{child}.tmp"):
         (tmp_path / name).write_text("half")
     write_text_atomically(tmp_path / "a.txt", "new")

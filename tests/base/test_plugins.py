@@ -188,5 +188,4 @@ def test_a_model_that_does_not_say_where_its_embeddings_are_is_tried(monkeypatch
     model = Bag(PreTrainedConfig(vocab_size=20))
     expect_next_token(model, "model")
     monkeypatch.setattr(Bag.forward, "__defaults__", (1,))
-    with pytest.raises(TesseraError, match="the model must see no later token when it predicts one; got Bag"):
-        expect_next_token(model, "model")
+    refused("the model must see no later token when it predicts one; got Bag", expect_next_token, model, "model")

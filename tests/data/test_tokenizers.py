@@ -60,17 +60,11 @@ def test_gpt2_from_local_files(gpt2_files):
 
 @pytest.mark.parametrize("kind", ["byte", "bpe", "gpt2"])
 def test_saved_tokenizers_load_again(tmp_path, gpt2_files, kind):
-    specs = {
-        "byte": TokenizerSpec("byte"),
-        "bpe": TokenizerSpec("bpe", 270),
-        "gpt2": TokenizerSpec("gpt2", path=str(gpt2_files)),
-    }
-    tokenizer = build_tokenizer(specs[kind], [TEXT])
+    options = {"byte": {}, "bpe": {"vocab_size": 270}, "gpt2": {"path": str(gpt2_files)}}
+    tokenizer = build_tokenizer(TokenizerSpec(kind, **options[kind]), [TEXT])
     tokenizer.save_pretrained(tmp_path)
-    for loaded in (
-        AutoTokenizer.from_pretrained(tmp_path),
-        build_tokenizer(TokenizerSpec("pretrained", path=str(tmp_path))),
-    ):
+    ours = build_tokenizer(TokenizerSpec("pretrained", path=str(tmp_path)))
+    for loaded in (AutoTokenizer.from_pretrained(tmp_path), ours):
         assert loaded("the king")["input_ids"] == tokenizer("the king")["input_ids"]
         assert (loaded.eos_token_id, loaded.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
         assert loaded.padding_side == "left"

@@ -123,14 +123,8 @@ def test_a_blank_that_a_tokenizer_puts_before_a_text_is_none_of_its_bytes(tmp_pa
     (tmp_path / "text.jsonl").write_text('"b a"\n' * 50)
     source = text_source(str(tmp_path / "text.jsonl"), format="json_lines")
     store = open_or_build(source, tokenizer, tmp_path, **{"end_token": False, **special})
-    sizes = 50 * [
-        *[0] * special.get("begin_token", 0),
-        *[0] * (scheme == "first"),
-        1,
-        1,
-        1,
-        *[0] * special.get("end_token", 0),
-    ]
+    before, behind = special.get("begin_token", 0) + (scheme == "first"), special.get("end_token", 0)
+    sizes = 50 * [*[0] * before, 1, 1, 1, *[0] * behind]
     predicted = [size for place, size in enumerate(sizes[: len(sizes) // 8 * 8]) if place % 8]
     ratio = ValidationWindows(Split.of(store), 8).tokens_per_byte(tokenizer)
     assert ratio == pytest.approx(len(predicted) / sum(predicted))

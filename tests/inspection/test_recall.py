@@ -46,12 +46,8 @@ def test_weights_times_values_are_the_answer(kernel):
 def test_all_memories_in_their_order():
     model = build(v1())
     recalls = recall_weights(model, IDS)
-    assert [(recall.site.layer, recall.site.kind) for recall in recalls] == [
-        (0, "contextual"),
-        (0, "persistent"),
-        (1, "contextual"),
-        (1, "persistent"),
-    ]
+    kinds = [(layer, kind) for layer in (0, 1) for kind in ("contextual", "persistent")]
+    assert [(recall.site.layer, recall.site.kind) for recall in recalls] == kinds
     assert recalls[1].weights.shape == (2, 1, 5)
 
 

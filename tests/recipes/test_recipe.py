@@ -63,15 +63,8 @@ def test_a_recipe_survives_being_written(recipe):
 
 
 def test_all_problems_come_in_one_message_each_with_file_and_key(recipe, tmp_path):
-    lines = problems(
-        recipe,
-        {
-            "model": {**MINIMAL["model"], "num_heads": 3, "num_layerz": 2},
-            "data": {"context": 1},
-            "training": {"steps": "many", "learning_rat": 1.0},
-            "sed": 1,
-        },
-    )
+    model, training = {**MINIMAL["model"], "num_heads": 3, "num_layerz": 2}, {"steps": "many", "learning_rat": 1.0}
+    lines = problems(recipe, {"model": model, "data": {"context": 1}, "training": training, "sed": 1})
     keys = ["sed", "data.context", "training.learning_rat", "training.steps", "model.num_layerz", "model.num_heads"]
     assert len(lines) == len(keys)
     for key in keys:
