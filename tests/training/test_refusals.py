@@ -30,15 +30,16 @@ def test_a_decoder_whose_loss_is_of_the_token_that_it_reads_is_refused(go):
         go(f"model={{type: bart, {sizes}, encoder_layers: 1, encoder_attention_heads: 2, encoder_ffn_dim: 16}}")
 
 
-@pytest.mark.parametrize("content", [b"", b"\n \n"])
-def test_an_empty_corpus_is_named(go, tmp_path, content):
-    (tmp_path / "empty.txt").write_bytes(content)
-    refused(r"empty\.txt|training text", go, f"data.source={tmp_path / 'empty.txt'}")
+NAMED = r"bad\.txt|training text"
 
 
-def test_a_corpus_that_is_not_utf8_is_named(go, tmp_path):
-    (tmp_path / "latin.txt").write_bytes("né".encode("latin-1"))
-    refused(r"latin\.txt: text must be UTF-8; byte 1 is not", go, f"data.source={tmp_path / 'latin.txt'}")
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", NAMED), (b"\n \n", NAMED), (b"n\xe9", r"bad\.txt: text must be UTF-8; byte 1 is not")],
+)
+def test_a_corpus_without_text_is_named(go, tmp_path, content, message):
+    (tmp_path / "bad.txt").write_bytes(content)
+    refused(message, go, f"data.source={tmp_path / 'bad.txt'}")
 
 
 def test_an_output_folder_that_cannot_be_written_is_named(go, tmp_path):
