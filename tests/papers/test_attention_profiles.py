@@ -1,7 +1,6 @@
 """What a profile is, its recent peak, and what is shown of both."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -9,14 +8,7 @@ from torch.utils.data import Dataset
 
 import tessera
 from tessera.models.transformer import transformer_config
-from tessera.papers.attention_profiles.report import (
-    EXPERIMENT,
-    describe,
-    mean_profile,
-    rank_correlation,
-    recent_peak_width,
-)
-from tessera.papers.experiment import Record, RunSelection
+from tessera.papers.attention_profiles.report import describe, mean_profile, rank_correlation, recent_peak_width
 from tests.inspection.models import build
 
 
@@ -28,17 +20,6 @@ class Texts(Dataset):
 
     def __getitem__(self, index):
         return {"input_ids": (torch.arange(12) * (index + 2)) % 30}
-
-
-def record(model="mosaic", seed=0, widths=(2.0, None), leaks=(0.5, 0.1)):
-    settings = EXPERIMENT.runs(RunSelection("cpu", models=(model,)))[0].configuration
-    recipe = settings.recipe | {"seed": seed}
-    mean = {"first": 2.0, "newest": 0.5, "beyond": None, "even": None, "unevenness": 0.1}
-    short = {"texts": 9, "loss": 3.0 + seed, "profile": [[0.1, 0.9]] * 2, "widths": list(widths), "mean": mean}
-    long = short | {"mean": mean | {"beyond": 0.25, "even": 2 / 3}}
-    lengths = {"128": short} if model == "transformer" else {"128": short, "384": long}
-    leaks = list(leaks) if model == "mosaic" else []
-    return Record(replace(settings, recipe=recipe), {"parameters": 7, "leaks": leaks, "lengths": lengths}, {})
 
 
 @pytest.mark.parametrize("positions", ["absolute", "rope", "alibi"])
@@ -99,7 +80,3 @@ def test_rank_correlation():
     # Ranks 0, 1.5, 1.5, 3 against 0, 1, 2, 3.
     assert rank_correlation([1, 2, 2, 3], [1, 2, 3, 4]) == pytest.approx(4.5 / (4.5 * 5) ** 0.5)
     assert math.isnan(rank_correlation([1], [1]))
-
-
-def test_settings_say_how_many_texts_were_read():
-    assert "| texts of a profile | 9 | 5,000 |" in EXPERIMENT.tables({"a": record()})["Settings"]

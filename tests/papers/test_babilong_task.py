@@ -1,7 +1,7 @@
 """BABILong: its stories against bAbI's own, where facts lie, what splits share, long samples, both scorers."""
 
 from dataclasses import replace
-from itertools import islice, pairwise
+from itertools import combinations, islice, pairwise
 from pathlib import Path
 from random import Random
 
@@ -346,13 +346,8 @@ def test_a_million_tokens_are_pieces_of_books():
 def test_splits_share_no_book_and_no_story_of_files():
     task = BABILong("qa1", stories=str(BABI), **SMALL)
     parts = {split: task.sample(12, 0, split) for split in ("train", "validation", "test")}
-    shared = [
-        case_of(task).held_apart(one) & case_of(task).held_apart(other)
-        for one in parts.values()
-        for other in parts.values()
-        if one is not other
-    ]
-    assert not any(shared)
+    held = [case_of(task).held_apart(part) for part in parts.values()]
+    assert not any(one & other for one, other in combinations(held, 2))
 
 
 def test_errors():
@@ -386,11 +381,8 @@ def test_a_task_says_what_can_be_asked():
     assert task.is_known("where is mary")
     assert task.is_known("Where is the milk?")
     assert not task.is_known("Who is in the kitchen?")
-    assert [task.is_stated(f"Sandra {said} the office.") for said in ("went to", "left", "did not go to")] == [
-        True,
-        False,
-        False,
-    ]
+    assert task.is_stated("Sandra went to the office.")
+    assert not any(task.is_stated(f"Sandra {said} the office.") for said in ("left", "did not go to"))
     assert not BABILong("qa1", vocab_size=250).is_known("Where is the milk?")
     for other in VARIANTS["babilong"]:
         sample = next(other.samples(0))

@@ -94,20 +94,11 @@ def test_disentangled_needs_three_moons():
 def test_levels_of_a_made_up_curve():
     # Periods of 400 / 9 observations each and twice that: 45 observations early, then 0.01, one relapse.
     curve = [0.5] * 100 + [0.01] * 200
-    assert levels(curve, (1.0, 1.0, 2.0)) == {
-        "early": 0.5,
-        "after_slowest": 1.0,
-        "after_common": 1.0,
-        "accurate_from": 101,
-    }
+    names = ("early", "after_slowest", "after_common", "accurate_from")
+    assert levels(curve, (1.0, 1.0, 2.0)) == dict(zip(names, (0.5, 1.0, 1.0, 101)))
     curve[250] = 0.4
     assert levels(curve, (1.0, 1.0, 2.0))["accurate_from"] == 252
-    assert levels(curve[:60] + [0.5], (1.0, 1.0, 2.0)) == {
-        "early": 0.5,
-        "after_slowest": None,
-        "after_common": None,
-        "accurate_from": None,
-    }
+    assert levels(curve[:60] + [0.5], (1.0, 1.0, 2.0)) == dict(zip(names, (0.5, None, None, None)))
 
 
 def test_an_error_that_explodes_early_is_no_measure():
