@@ -221,22 +221,6 @@ seeds = st.integers(0, 2**31)
 orders = st.floats(1, 60)
 
 
-@KERNEL
-@FEW
-@given(row=rows, seed=seeds)
-def test_weights_are_a_distribution_in_the_order_of_the_scores(kernel, row, seed):
-    """To draw a row takes longer than to look at it in three ways."""
-    weights = kernel.weights(row)
-    assert bool((weights >= 0).all())
-    assert abs(weights.sum().item() - 1) < EXACT
-    weights = kernel.weights(row.sort().values)
-    assert bool((weights.diff() >= 0).all()), "a larger score has a smaller weight"
-    # Ties are broken by recency, so that only rows without ties may be permuted.
-    row = row.unique()
-    order = torch.randperm(len(row), generator=torch.Generator().manual_seed(seed))
-    torch.testing.assert_close(kernel.weights(row[order]), kernel.weights(row)[order], rtol=0, atol=EXACT)
-
-
 @FEW
 @given(row=rows, shift=st.floats(-1e3, 1e3), order=orders)
 def test_entmax_does_not_change_when_all_scores_move(row, shift, order):
