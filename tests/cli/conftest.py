@@ -6,15 +6,9 @@ from tessera.cli.main import main
 from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
 
 OPTIONS = (
-    "model.hidden_size=16",
-    "model.num_persistent_slots=8",
-    "data.context=16",
-    "training.steps=3",
-    "training.warmup_steps=1",
-    "training.batch_size=2",
-    "training.evaluate_sequences=2",
-    "training.precision=fp32",
-)
+    "model.hidden_size=16 model.num_persistent_slots=8 data.context=16 training.steps=3 training.warmup_steps=1 "
+    "training.batch_size=2 training.evaluate_sequences=2 training.precision=fp32"
+).split()
 
 
 @pytest.fixture(scope="session")

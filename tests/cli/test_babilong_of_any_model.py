@@ -11,7 +11,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks import babilong_lora
-from tessera.base.errors import TesseraError
 from tessera.generation.sampling import Sampling
 from tessera.memory_files.answering import answer
 from tessera.models.saving.loading import load_model, load_tokenizer
@@ -23,6 +22,7 @@ from tessera.papers.babilong.task import BABILong
 from tessera.papers.babilong.vocabulary import pretrained
 from tessera.training.fit import train_recipe_stages
 from tessera.training.staged_data import task_tokenizer
+from tests import refusals
 from tests.tasks.cases import case_of
 
 END = "<|endoftext|>"
@@ -82,11 +82,11 @@ def test_every_token_of_an_answer_counts(task):
 
 def test_tokens_that_cannot_be_asked_in(tmp_path):
     tokenizer = subwords(tmp_path / "bytes", [], 257)
-    with pytest.raises(TesseraError, match="tokenizer must take at most 20 tokens for a question and its answer; got"):
-        BABILong(tokenizer=tokenizer)
+    refusals.refused(
+        "tokenizer must take at most 20 tokens for a question and its answer; got", BABILong, tokenizer=tokenizer
+    )
     PreTrainedTokenizerFast(tokenizer_file=f"{tokenizer}/tokenizer.json").save_pretrained(tmp_path / "endless")
-    with pytest.raises(TesseraError, match="must have an eos_token"):
-        BABILong(tokenizer=str(tmp_path / "endless"))
+    refusals.refused("must have an eos_token", BABILong, tokenizer=str(tmp_path / "endless"))
 
 
 def test_shots_are_stories_of_the_task_with_their_answers():
@@ -128,10 +128,8 @@ def test_questions_are_put_as_the_training_puts_them(tokens, tmp_path, words):
     file = tmp_path / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"question_format": "Answer:"}))
     if not words:
-        with pytest.raises(
-            TesseraError, match='tokenizer_config.json: question_format must be a text with "{question}"'
-        ):
-            answer(model, load_tokenizer(folder), question, None)
+        needed = 'tokenizer_config.json: question_format must be a text with "{question}"'
+        refusals.refused(needed, answer, model, load_tokenizer(folder), question, None)
 
 
 @pytest.mark.usefixtures("short_books")
@@ -210,23 +208,20 @@ training:
     assert prompt["generate_kwargs"] == {"do_sample": False, "num_beams": 1, "max_new_tokens": longest}
 
 
-def test_what_a_model_of_transformers_is_asked(tessera, refused, tokens, tmp_path):
+def test_what_a_model_of_transformers_is_asked(tessera, done, refused, tokens, tmp_path):
     """Without shots the text and the question; a file that names no task has no results and no shots."""
     tokenizer = pretrained(tokens)
     folder = transformer("llama", tmp_path / "llama", tokenizer)
     (tmp_path / "own.json").write_text('{"input": "Mary went home.", "question": "Where?", "target": "x"}')
     prompt = ("--prompt", "Mary went home.\nWhere?", "--max-new-tokens", 5, "--temperature", 0)
     said = tessera("generate", folder, *prompt)[1]
-    stored = tmp_path / "rows.jsonl"
-    options = ("--max-new-tokens", 5, "--output", stored)
-    status, _, err = tessera("ask", folder, "--samples", tmp_path / "own.json", *options)
-    assert (status, json.loads(stored.read_text())["answer"].strip() in said) == (0, True), err
-    refused(
-        "--results needs samples named by", "ask", folder, "--samples", tmp_path / "own.json", "--results", tmp_path
-    )
-    assert tessera("ask", folder, "--samples", tmp_path / "own.json", "--shots", 0)[0] == 0
-    refused("--shots must come with samples of qa1", "ask", folder, "--samples", tmp_path / "own.json", "--shots", 1)
-    refused("--shots must come with --samples", "ask", folder, "Where?", "--text", tmp_path / "own.json", "--shots", 1)
+    stored, file = tmp_path / "rows.jsonl", tmp_path / "own.json"
+    done("ask", folder, "--samples", file, "--max-new-tokens", 5, "--output", stored)
+    assert json.loads(stored.read_text())["answer"].strip() in said
+    refused("--results needs samples named by", "ask", folder, "--samples", file, "--results", tmp_path)
+    done("ask", folder, "--samples", file, "--shots", 0)
+    refused("--shots must come with samples of qa1", "ask", folder, "--samples", file, "--shots", 1)
+    refused("--shots must come with --samples", "ask", folder, "Where?", "--text", file, "--shots", 1)
 
 
 @pytest.fixture

@@ -13,9 +13,7 @@ STAGE = (
     "{length: 3, min_length: 3, steps: 2, target: 2.0, learning_rate: 1.0e-3, model: {inverse_bandwidth_scale: 3.0}}"
 )
 SMALL = (
-    "model.hidden_size=16",
-    "training.batch_size=2",
-    "training.evaluate_sequences=2",
+    *"model.hidden_size=16 training.batch_size=2 training.evaluate_sequences=2".split(),
     f"training.curriculum=[{STAGE}]",
 )
 
@@ -101,17 +99,9 @@ def test_options_of_the_other_demo_are_refused(refused, tmp_path):
 
 
 LANGUAGE = (
-    "demo",
-    "language",
-    "model.hidden_size=16",
-    "model.num_layers=1",
-    "model.num_heads=2",
-    "data.context=32",
-    "tokenizer.vocab_size=300",
-    "training.batch_size=2",
-    "training.evaluate_sequences=2",
-    "training.precision=fp32",
-)
+    "demo language model.hidden_size=16 model.num_layers=1 model.num_heads=2 data.context=32 tokenizer.vocab_size=300 "
+    "training.batch_size=2 training.evaluate_sequences=2 training.precision=fp32"
+).split()
 SCHEDULE = ("training.steps=6", "training.warmup_steps=1", "training.evaluate_every=3", "training.checkpoint_every=3")
 
 

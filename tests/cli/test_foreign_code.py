@@ -71,11 +71,10 @@ def test_recipes_refuse_it(refused, infected, corpus, tmp_path, key):
     assert not run.exists()
 
 
-def test_a_folder_that_this_library_saved_with_code_is_read(tessera, run_folder, tmp_path):
+def test_a_folder_that_this_library_saved_with_code_is_read(done, run_folder, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(run_folder, folder)
     load_model(folder).save_pretrained(folder, with_code=True)
     (folder / "modeling_tessera.py").write_text("raise SystemExit('code was run')")
-    status, said, err = tessera("generate", folder, "--prompt", "Once", "--max-new-tokens", 1)
-    assert status == 0, err
-    assert said == tessera("generate", run_folder, "--prompt", "Once", "--max-new-tokens", 1)[1]
+    once = ("--prompt", "Once", "--max-new-tokens", 1)
+    assert done("generate", folder, *once) == done("generate", run_folder, *once)

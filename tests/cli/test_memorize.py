@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import save_file
 
 import tessera.armt as armt
-from tessera.base.errors import TesseraError
 from tessera.data.sources import text_source
 from tessera.data.store import open_or_build
 from tessera.data.text_files import text_of_files
@@ -21,6 +20,7 @@ from tessera.models.armt import ARMTState
 from tessera.models.recurrence import read_stream
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.models.saving.state_file import KIND
+from tests import refusals
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +75,7 @@ def test_mistakes_are_one_line(tessera, refused, wrapped, run_folder, tmp_path):
         (("memories", "info", memory, "--model", wrapped), "memories: --model must be left out with info"),
         (("memorize", wrapped, text, "--out", tmp_path / "pipe"), "which exists and is no stored memory"),
         (("memorize", wrapped, text, "--out", new, "--memory", tmp_path / "pipe"), "which is no plain file"),
-        (
-            ("ask", wrapped, "Who?", "--text", tmp_path / "empty.txt"),
-            "ask: --text must hold text; got 'empty.txt', which",
-        ),
+        (("ask", wrapped, "Who?", "--text", tmp_path / "empty.txt"), "ask: --text must hold text; got 'empty.txt'"),
         (("memorize", wrapped, text, "--out", tmp_path / "no" / "memory"), "existing folder"),
         (("memorize", wrapped, tmp_path / "bytes.txt", "--out", new), "text must be UTF-8; this is UTF-16"),
         (("ask", run_folder, "Who?", "--memory", memory), "--memory must be a stored memory_mosaic memory; got armt"),
@@ -166,10 +163,8 @@ def test_the_same_file_has_the_same_tokens_in_every_verb(tessera, wrapped, tmp_p
     expected = read_stream(model, store.tokens.tolist(), precision="auto").tensors()
     for name, tensor in ARMTState.load(tmp_path / "memory").tensors().items():
         assert torch.equal(tensor, expected[name])
-    answers = [
-        tessera("ask", wrapped, "Who?", *read)[1] for read in (("--text", text), ("--memory", tmp_path / "memory"))
-    ]
-    assert answers[0] == answers[1]
+    of_text = tessera("ask", wrapped, "Who?", "--text", text)[1]
+    assert of_text == tessera("ask", wrapped, "Who?", "--memory", tmp_path / "memory")[1]
     assert read_tokens(model, tokenizer, text, 10**6).tolist() == [store.tokens.tolist()]
 
 
@@ -226,15 +221,14 @@ def test_questions_share_a_memory_and_no_answers(tessera, done, wrapped, tmp_pat
 
 
 def test_several_texts_are_read_in_turn(tessera, done, refused, wrapped, tmp_path):
-    parts = {
-        "first.txt": "a king had",
-        "second.txt": "three sons.\n",
-        "both.txt": "a king had\n\nthree sons.\n",
-        "no.txt": "",
-    }
-    for name, text in parts.items():
-        (tmp_path / name).write_text(text)
-    first, second, both, empty = (tmp_path / name for name in parts)
+    first, second, both, empty = (tmp_path / f"{name}.txt" for name in ("first", "second", "both", "no"))
+    for path, text in (
+        (first, "a king had"),
+        (second, "three sons.\n"),
+        (both, "a king had\n\nthree sons.\n"),
+        (empty, ""),
+    ):
+        path.write_text(text)
     for files in ([first, second], [empty, first, second], [first, empty, second, empty]):
         assert "".join(text_of_files(files, 3)) == both.read_text()
     out, err = done("ask", wrapped, "Who?", "--text", first, "--text", second)
@@ -264,10 +258,8 @@ def test_documents_are_read_in_the_order_in_which_they_are_named(done, wrapped, 
     (tmp_path / "text.txt").write_text("a king")
     monkeypatch.setattr("sys.stdin", io.StringIO("three sons"))
     done("memorize", wrapped, "-", tmp_path / "text.txt", "--out", tmp_path / "memory")
-    assert re.findall("^  (.*):", done("memories", "info", tmp_path / "memory")[0], re.M) == [
-        "standard input",
-        "text.txt",
-    ]
+    names = re.findall("^  (.*):", done("memories", "info", tmp_path / "memory")[0], re.M)
+    assert names == ["standard input", "text.txt"]
 
 
 def test_standard_input_that_is_no_text(tessera, refused, wrapped, tmp_path, monkeypatch):
@@ -275,14 +267,11 @@ def test_standard_input_that_is_no_text(tessera, refused, wrapped, tmp_path, mon
     (tmp_path / "text.txt").write_text("a king")
     memorize = ("memorize", wrapped, "-", "--out", tmp_path / "memory")
     ask = ("ask", wrapped, "--text", tmp_path / "text.txt", "--interactive")
-    for arguments, what in (
-        (memorize, "standard input must be text in UTF-8"),
-        (ask, "standard input must be text in UTF-8"),
-    ):
+    for arguments in (memorize, ask):
         stream = io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n"), encoding="ascii", errors="surrogateescape")
         monkeypatch.setattr("sys.stdin", stream)
         status, _, err = tessera(*arguments)
-        assert (status, what in err) == (2, True), err
+        assert (status, "standard input must be text in UTF-8" in err) == (2, True), err
         monkeypatch.setattr("sys.stdin", None)  # what Python has for a closed one
         refused("standard input must be open", *arguments)
 
@@ -314,8 +303,7 @@ def test_text_with_nul_is_refused_in_every_verb(tessera, refused, run_folder, co
         assert what in tessera(*arguments)[2]
     memory = Memory(load_model(run_folder), load_tokenizer(run_folder)).read("a king")
     for use in (memory.read, memory.ask, lambda text: memory.read([text], "pieces")):
-        with pytest.raises(TesseraError, match="the text must be without NUL; got one .character 1.. If it is UTF-16,"):
-            use("a\0")
+        refusals.refused("the text must be without NUL; got one .character 1.. If it is UTF-16,", use, "a\0")
     assert memory.names == ["text 1"]
     assert not out.exists()
 

@@ -22,13 +22,11 @@ def counted():
     return step_memory(read_recipe(RECIPE[0], RECIPE[1:]), 1, "bf16")
 
 
-def test_lines_and_json_agree(tessera):
+def test_lines_and_json_agree(done):
     options = ("--devices", "4", "--device-memory", "80GB", "--peak-flops", "312e12", "--utilization", "0.5")
-    status, out, err = tessera("plan", *RECIPE, *options)
-    assert (status, err) == (0, "")
-    status, plain, _ = tessera("plan", *RECIPE, *options, "--json")
-    plan = json.loads(plain)
-    assert status == 0
+    out, err = done("plan", *RECIPE, *options)
+    assert err == ""
+    plan = json.loads(done("plan", *RECIPE, *options, "--json")[0])
     assert plan["devices"] == 4
     assert plan["missing_memory"] == 0
     assert "\nfits\n" in out
@@ -42,9 +40,9 @@ def test_lines_and_json_agree(tessera):
     assert not any(shown_size(size).startswith("0.00") for size in plan["memory"].values() if size)
 
 
-def test_what_does_not_fit_is_an_answer(tessera):
-    status, out, err = tessera("plan", *RECIPE, "--devices", "2", "--device-memory", "1kB")
-    assert (status, err) == (0, "")
+def test_what_does_not_fit_is_an_answer(done):
+    out, err = done("plan", *RECIPE, "--devices", "2", "--device-memory", "1kB")
+    assert err == ""
     assert f"does not fit: {shown_size(counted()['peak'] - 1000)} are missing; training.shard=true," in out
 
 

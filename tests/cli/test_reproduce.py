@@ -18,19 +18,17 @@ from tests.covering import some
 from tests.papers import toy
 
 
-def test_tasks_lists_all_of_them_one_line_each(capsys):
-    assert main(["tasks"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_tasks_lists_all_of_them_one_line_each(done):
+    lines = done("tasks")[0].splitlines()
     names = [line.split()[0] for line in lines if line and "tessera reproduce" not in line]
     assert names == [*TASKS, *EXPERIMENTS]
     assert all(len(line) <= 120 for line in lines)
 
 
-def test_reproduce_prints_the_table(capsys, tmp_path, monkeypatch):
+def test_reproduce_prints_the_table(done, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(EXPERIMENTS._entries, "toy", toy.EXPERIMENT)
-    assert main(["reproduce", "toy", "--models", "steep", "--seeds", "1", "--workers", "1"]) == 0
-    out = capsys.readouterr().out
+    out, _ = done("reproduce", "toy", "--models", "steep", "--seeds", "1", "--workers", "1")
     assert "| steep | " in out
     assert "written: results/toy/cpu.json, .png and .md" in out
 
@@ -43,13 +41,10 @@ def test_reproduce_prints_the_table(capsys, tmp_path, monkeypatch):
         (["toy", "--only", "*/1000/*"], "--only must match a run; got '*/1000/*'. Runs are straight/seed 0, "),
     ],
 )
-def test_refusals_are_one_line_and_status_2(arguments, message, capsys, tmp_path, monkeypatch):
+def test_refusals_are_one_line_and_status_2(arguments, message, refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(EXPERIMENTS._entries, "toy", toy.EXPERIMENT)
-    assert main(["reproduce", *arguments]) == 2
-    error = capsys.readouterr().err.strip()
-    assert message in error
-    assert "\n" not in error
+    refused(message, "reproduce", *arguments)
     assert not (tmp_path / "results").exists()
 
 

@@ -84,10 +84,9 @@ def test_training_resumes_and_refuses_to_overwrite(done, refused, run_folder):
     refused("holds a run of this recipe already", "train", recipe, "--output", run_folder)
 
 
-def test_greedy_generation_is_that_of_the_model(tessera, done, run_folder):
-    status, out, _ = tessera("generate", run_folder, "--prompt", "Once", "--max-new-tokens", 5, "--temperature", 0)
+def test_greedy_generation_is_that_of_the_model(done, run_folder):
+    out, _ = done("generate", run_folder, "--prompt", "Once", "--max-new-tokens", 5, "--temperature", 0)
     tokens = load_model(run_folder).generate(torch.tensor([list(b"Once")]), max_new_tokens=5, do_sample=False)
-    assert status == 0
     assert out.strip("\n") == bytes(tokens[0].tolist()).decode(errors="replace").strip("\n")
     beams = ("--max-new-tokens", 3, "--num-beams", 2)
     assert done("generate", run_folder, "--prompt", "Once", *beams)[0].startswith("Once"), "beams too are printed"
@@ -99,11 +98,9 @@ def test_sampling_depends_on_the_seed(tessera, run_folder):
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_evaluation_reports_every_measure(tessera, run_folder, tmp_path):
+def test_evaluation_reports_every_measure(done, run_folder, tmp_path):
     figure = tmp_path / "curve.png"
-    status, out, _ = tessera("eval", run_folder, "--json", "--plot", figure, "--context", 8)
-    report = json.loads(out)
-    assert status == 0
+    report = json.loads(done("eval", run_folder, "--json", "--plot", figure, "--context", 8)[0])
     assert report["perplexity"] == pytest.approx(math.exp(report["loss"]))
     # one token is one byte, and one end-of-text token in 1401 tokens is none
     assert report["bits_per_byte"] == pytest.approx(report["loss"] / math.log(2), rel=1e-3)
@@ -121,10 +118,8 @@ def test_evaluation_of_a_run_is_its_validation_loss(tessera, run_folder):
     assert json.loads(out)["bits_per_byte"] == pytest.approx(trained["validation_bits_per_byte"], rel=1e-5)
 
 
-def test_info_of_a_recipe_and_of_a_folder(tessera, done, run_folder):
-    status, out, _ = tessera("info", run_folder, "--json", "--context", 16)
-    report = json.loads(out)
-    assert status == 0
+def test_info_of_a_recipe_and_of_a_folder(done, run_folder):
+    report = json.loads(done("info", run_folder, "--json", "--context", 16)[0])
     assert report["parameters"] == load_model(run_folder).num_parameters()
     assert sum(report["parameters_by_part"].values()) == report["parameters"]
     out, _ = done("info", "tiny", "model.num_layers=4")
@@ -148,10 +143,8 @@ def test_info_of_a_recipe_counts_the_words_of_its_task_and_the_positions_of_its_
     [
         (["generate", "{run}", "--prompt", ""], "the prompt must hold at least one token"),
         (["generate", "nowhere", "--prompt", "a"], "nowhere: no such folder"),
-        (["eval", "nowhere"], "nowhere: no such folder"),
         (["eval", "{run}", "--data", "nowhere.txt"], "'nowhere.txt': no such text file"),
         (["eval", "{run}", "--context", "1"], "--context must be at least 2"),
-        (["eval", "{run}", "--context", "99999"], "at least one context of 99999 tokens"),
         (["info", "nowhere"], "recipe nowhere: no such file"),
         (["info", "{run}", "model.num_layers=2"], "must be left out for a model folder"),
         (["train", "tiny", "training.stps=3"], "Did you mean 'steps'"),

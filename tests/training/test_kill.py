@@ -48,12 +48,9 @@ def attempt(recipe, folder, moment=None):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_kill_minus_nine_at_random_moments(recipe_file, tmp_path):
-    overrides = [
-        "training.steps=40",
-        "training.checkpoint_every=2",
-        "model.weight_dropout=0.1",
-        "training.keep_checkpoints=2",
-    ]
+    overrides = (
+        "training.steps=40 training.checkpoint_every=2 model.weight_dropout=0.1 training.keep_checkpoints=2".split()
+    )
     recipe, kills, chance = read_recipe(recipe_file, overrides), 0, random.Random(7)
     assert attempt(recipe, tmp_path / "whole") == 0
     for checkpoints in (1, 0, 2, 2, 0, 1, 2):
@@ -67,11 +64,8 @@ def test_kill_minus_nine_at_random_moments(recipe_file, tmp_path):
     assert all(torch.equal(uninterrupted[name], killed[name]) for name in uninterrupted)
     last = tmp_path / "killed" / "checkpoints" / "checkpoint-40"
     assert verify(last) is None
-    steps = [
-        line.split(",")[0]
-        for line in (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()
-        if '"loss"' in line
-    ]
+    lines = (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()
+    steps = [line.split(",")[0] for line in lines if '"loss"' in line]
     assert len(steps) == len(set(steps)) == 40
 
 
