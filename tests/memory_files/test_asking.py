@@ -10,15 +10,14 @@ import pytest
 import torch
 from transformers import pipeline
 
-from tessera.cli.main import main
 from tessera.data.tokenizers import byte_tokenizer
 from tessera.generation.sampling import Sampling, continuation
 from tessera.inspection import Trace
 from tessera.memory_files import Memory, citations
 from tessera.memory_files.answering import GREEDY
 from tessera.memory_files.page import is_page, write_page
+from tests import refusals
 from tests.memory_files.models import make
-from tests.refusals import refused
 
 BOOK = "A king lived here. He had two sons.\r\nOne was <b>tall</b>! The queen ate a cake.\n"
 
@@ -29,16 +28,6 @@ def folder(tmp_path_factory):
     make("v1").save_pretrained(place)
     byte_tokenizer().save_pretrained(place)
     return place
-
-
-@pytest.fixture
-def call(capsys):
-    def run(*words):
-        capsys.readouterr()
-        status = main([str(word) for word in words])
-        return status, *capsys.readouterr()
-
-    return run
 
 
 def test_the_sentence_that_carried_an_answer_is_cited(tmp_path):
@@ -112,8 +101,10 @@ def test_the_pipeline_answers_as_the_memory_does():
     memory = Memory(model, tokenizer).read(BOOK)
     assert asking(memory, question="Who", max_new_tokens=3) == single
     assert memory.ask("Who", Sampling(3, 0.0)).probability == single["score"]
-    refused(r"keywords must be cite or of max_new_tokens.*; got batch_size", asking, BOOK, question="Who", batch_size=2)
-    refused("context must hold text; got none", asking, [], question="Who")
+    refusals.refused(
+        r"keywords must be cite or of max_new_tokens.*; got batch_size", asking, BOOK, question="Who", batch_size=2
+    )
+    refusals.refused("context must hold text; got none", asking, [], question="Who")
 
 
 @pytest.mark.parametrize("kind", ["v1", "v2", "linear attention", "lstm"])
@@ -133,25 +124,25 @@ def test_a_context_that_is_the_name_of_a_file_is_a_text_all_the_same(tmp_path, m
     assert asking("notes.txt", question="Who", max_new_tokens=3) == in_folder
 
 
-def test_memories_are_made_listed_merged_and_forgotten(call, folder, tmp_path):
+def test_memories_are_made_listed_merged_and_forgotten(tessera, refused, folder, tmp_path):
     for name in ("one", "two"):
         (tmp_path / f"{name}.txt").write_text(f"{name} king. {BOOK}")
     both, first, second, merged = (tmp_path / name for name in ("both.m", "first.m", "second.m", "merged.m"))
-    assert call("memorize", folder, tmp_path / "one.txt", tmp_path / "two.txt", "--out", both)[0] == 0
-    call("memorize", folder, tmp_path / "one.txt", "--out", first)
-    call("memorize", folder, tmp_path / "two.txt", "--out", second)
-    assert call("memories", "merge", first, second, "--out", merged)[0] == 0
+    assert tessera("memorize", folder, tmp_path / "one.txt", tmp_path / "two.txt", "--out", both)[0] == 0
+    tessera("memorize", folder, tmp_path / "one.txt", "--out", first)
+    tessera("memorize", folder, tmp_path / "two.txt", "--out", second)
+    assert tessera("memories", "merge", first, second, "--out", merged)[0] == 0
     assert merged.read_bytes() == both.read_bytes()
-    assert call("memorize", folder, tmp_path / "two.txt", "--out", first, "--append")[0] == 0
+    assert tessera("memorize", folder, tmp_path / "two.txt", "--out", first, "--append")[0] == 0
     assert first.read_bytes() == both.read_bytes()
-    assert call("memories", "forget", both, "one.txt")[0] == 0
+    assert tessera("memories", "forget", both, "one.txt")[0] == 0
     assert both.read_bytes() == second.read_bytes()
-    status, out, _ = call("memories", "ls", tmp_path)
+    status, out, _ = tessera("memories", "ls", tmp_path)
     assert (status, len(out.splitlines())) == (0, 4)
-    status, out, err = call("memories", "info", tmp_path / "one.txt", both)
+    status, out, err = tessera("memories", "info", tmp_path / "one.txt", both)
     assert (status, "two.txt: 90 bytes, 89 tokens" in out, err.count("\n")) == (2, True, 1)
     (tmp_path / "two.txt").write_text("another text")
-    call("memorize", folder, tmp_path / "two.txt", "--out", other := tmp_path / "other.m")
+    tessera("memorize", folder, tmp_path / "two.txt", "--out", other := tmp_path / "other.m")
     for words, message in [
         (("memories", "forget", both, "two.txt"), "a document must be left; got none"),
         (("memories", "forget", both, "three.txt"), "be one of 'two.txt'"),
@@ -162,18 +153,16 @@ def test_memories_are_made_listed_merged_and_forgotten(call, folder, tmp_path):
         (("memories", "ls", tmp_path / "none"), "ls must be of one folder"),
         (("memories", "merge", both, first, "--out", second), "Use --overwrite"),
     ]:
-        status, out, err = call(*words)
-        assert (status, out, err.count("\n")) == (2, "", 1), err
-        assert message in err
+        refused(message, *words)
 
 
-def test_a_trace_is_no_memory_and_a_memory_no_trace(call, folder, tmp_path):
+def test_a_trace_is_no_memory_and_a_memory_no_trace(tessera, refused, folder, tmp_path):
     """A trace was listed among the memories, replaced by --overwrite, and called a state without its tokens."""
     text, page, trace, memory = (tmp_path / name for name in ("one.txt", "page.html", "trace", "memory"))
     text.write_text(BOOK)
-    assert call("inspect", folder, "--text", text, "--output", page, "--without", "none", "--save", trace)[0] == 0
-    assert call("memorize", folder, text, "--out", memory)[0] == 0
-    status, out, _ = call("memories", "ls", tmp_path)
+    assert tessera("inspect", folder, "--text", text, "--output", page, "--without", "none", "--save", trace)[0] == 0
+    assert tessera("memorize", folder, text, "--out", memory)[0] == 0
+    status, out, _ = tessera("memories", "ls", tmp_path)
     assert (status, len(out.splitlines()), str(memory) in out) == (0, 1, True)
     no_memory = f"must be a stored memory; got {str(trace)!r}, a stored trace"
     for words, message in [
@@ -183,18 +172,16 @@ def test_a_trace_is_no_memory_and_a_memory_no_trace(call, folder, tmp_path):
         (("memorize", folder, text, "--out", trace, "--overwrite"), "is no stored memory of this library"),
         (("inspect", folder, "--text", text, "--output", page, "--save", memory), "is no trace of this library"),
     ]:
-        status, out, err = call(*words)
-        assert (status, out, err.count("\n")) == (2, "", 1), err
-        assert message in err
-    refused(f"must be a stored trace; got {str(memory)!r}, a stored memory", Trace.load, memory)
+        refused(message, *words)
+    refusals.refused(f"must be a stored trace; got {str(memory)!r}, a stored memory", Trace.load, memory)
 
 
-def test_answers_with_citations_and_a_page(call, folder, tmp_path):
+def test_answers_with_citations_and_a_page(tessera, folder, tmp_path):
     book = BOOK + " ± 国."  # characters that tokens cut
     (tmp_path / "book.txt").write_text(book)
-    call("memorize", folder, tmp_path / "book.txt", "--out", tmp_path / "m")
+    tessera("memorize", folder, tmp_path / "book.txt", "--out", tmp_path / "m")
     asked = ("ask", folder, "Who <i>", "--memory", tmp_path / "m", "--max-new-tokens", 2)
-    status, out, _ = call(*asked, "--cite", "--page", tmp_path / "page.html", "--output", tmp_path / "rows")
+    status, out, _ = tessera(*asked, "--cite", "--page", tmp_path / "page.html", "--output", tmp_path / "rows")
     assert status == 0
     assert "book.txt, bytes" in out
     page = (tmp_path / "page.html").read_text()
@@ -207,19 +194,19 @@ def test_answers_with_citations_and_a_page(call, folder, tmp_path):
     assert page.count("<mark id=") == 3
     assert "<script" not in page
     assert '"citations": [{"document": "book.txt"' in (tmp_path / "rows").read_text()
-    assert call(*asked)[1].splitlines()[0] == out.splitlines()[0]
+    assert tessera(*asked)[1].splitlines()[0] == out.splitlines()[0]
 
 
-def test_a_conversation(call, folder, tmp_path, monkeypatch):
+def test_a_conversation(tessera, folder, tmp_path, monkeypatch):
     (tmp_path / "book.txt").write_text(BOOK)
-    call("memorize", folder, tmp_path / "book.txt", "--out", tmp_path / "m")
+    tessera("memorize", folder, tmp_path / "book.txt", "--out", tmp_path / "m")
     lines = ["Who", "/cite", "and \\", "then", "/new", "Who", "/forget none", f"/save {tmp_path / 'n'}", "/read none"]
     monkeypatch.chdir(tmp_path)  # which "/read" without a name does not read
     lines += ["/read", f"/read {'x' * 300}", f"/save {'x' * 5000}/n", "/forget book.txt", "/what", "/quit", "never"]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
-    status, out, err = call("chat", folder, "--memory", tmp_path / "m", "--max-new-tokens", 3)
+    status, out, err = tessera("chat", folder, "--memory", tmp_path / "m", "--max-new-tokens", 3)
     assert status == 0
-    answer = call("ask", folder, "Who", "--memory", tmp_path / "m", "--max-new-tokens", 3)[1]
+    answer = tessera("ask", folder, "Who", "--memory", tmp_path / "m", "--max-new-tokens", 3)[1]
     assert out.startswith(answer)
     assert out.count("book.txt, bytes") == 1  # none carries this answer: the nearest alone
     assert (tmp_path / "n").read_bytes() == (tmp_path / "m").read_bytes()
@@ -228,14 +215,14 @@ def test_a_conversation(call, folder, tmp_path, monkeypatch):
     assert max(map(len, err.splitlines())) < 500
 
 
-def test_a_conversation_saves_again_and_cites_what_it_has_read(call, folder, tmp_path, monkeypatch):
+def test_a_conversation_saves_again_and_cites_what_it_has_read(tessera, folder, tmp_path, monkeypatch):
     (tmp_path / "book.txt").write_text(BOOK)
     (tmp_path / "queen.txt").write_text("The queen slept.")
-    call("memorize", folder, tmp_path / "queen.txt", "--out", tmp_path / "other")
+    tessera("memorize", folder, tmp_path / "queen.txt", "--out", tmp_path / "other")
     lines = [f"/read {tmp_path / 'book.txt'}", f"/save {tmp_path / 'm'}", "Who", f"/read {tmp_path / 'queen.txt'}"]
     lines += ["/cite", f"/save {tmp_path / 'm'}", "Who", "/forget book.txt", "/cite", f"/save {tmp_path / 'other'}"]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
-    _, out, err = call("chat", folder, "--max-new-tokens", 3)
+    _, out, err = tessera("chat", folder, "--max-new-tokens", 3)
     assert f"{tmp_path / 'm'}: 2 documents stored" in out
     cite, cite_again, save = err.splitlines()
     assert cite == cite_again == "chat: /cite must follow an answer; got none."
@@ -243,7 +230,7 @@ def test_a_conversation_saves_again_and_cites_what_it_has_read(call, folder, tmp
     assert save == f"chat: /save must be a new file; {got}"
 
 
-def test_what_ends_an_answer_and_what_the_conversation(call, folder, monkeypatch):
+def test_what_ends_an_answer_and_what_the_conversation(tessera, folder, monkeypatch):
     asked = []
 
     def ask(self, question, *_, **__):
@@ -252,7 +239,7 @@ def test_what_ends_an_answer_and_what_the_conversation(call, folder, monkeypatch
 
     monkeypatch.setattr(Memory, "ask", ask)
     monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
-    status, _, err = call("chat", folder)
+    status, _, err = tessera("chat", folder)
     assert (status, asked) == (0, ["one", "two"])
     assert err.count("(stopped)") == 2
 
@@ -261,21 +248,20 @@ def test_what_ends_an_answer_and_what_the_conversation(call, folder, monkeypatch
 
     monkeypatch.setattr(Memory, "ask", fail)
     monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
-    assert call("chat", folder) == (0, "", ""), "nobody reads the answers any more"
+    assert tessera("chat", folder) == (0, "", ""), "nobody reads the answers any more"
     monkeypatch.setattr("tessera.memory_files.answering.answers_questions", lambda tokenizer: True)
-    status, _, err = call("chat", folder, "--temperature", 0.5)
+    status, _, err = tessera("chat", folder, "--temperature", 0.5)
     assert (status, "--temperature must be left out: this model answers questions" in err) == (2, True)
 
 
-def test_an_empty_text_is_named_with_its_folder(call, folder, tmp_path):
+def test_an_empty_text_is_named_with_its_folder(refused, folder, tmp_path):
     empty = tmp_path / "empty.txt"
     empty.touch()
-    status, out, err = call("ask", folder, "Who", "--text", empty)
-    assert (status, out, err) == (2, "", f"ask: --text must hold text; got {str(empty)!r}, which is empty.\n")
+    refused(f"ask: --text must hold text; got {str(empty)!r}, which is empty.", "ask", folder, "Who", "--text", empty)
 
 
 @pytest.mark.parametrize("planted", [(), ("--plant", "A king.")])
-def test_an_empty_file_of_a_folder_is_left_out_and_named(call, folder, tmp_path, monkeypatch, planted):
+def test_an_empty_file_of_a_folder_is_left_out_and_named(tessera, folder, tmp_path, monkeypatch, planted):
     """As one document, as several, by `memorize` and by `/read`: the rest is read, and the exit status says so."""
     texts = tmp_path / "texts"
     texts.mkdir()
@@ -288,12 +274,12 @@ def test_an_empty_file_of_a_folder_is_left_out_and_named(call, folder, tmp_path,
         "c.txt: 8 bytes": ("chat", folder),
     }
     for read, command in commands.items():
-        status, out, err = call(*command)
+        status, out, err = tessera(*command)
         assert status == 0, err
         assert read in out + err
         assert err.count(f"data source {str(texts)!r}: left out, as empty: b.txt\n") == 1
     assert Memory().load(tmp_path / "memory").names == ["a.txt", "c.txt"]
     for name in "ac":
         (texts / f"{name}.txt").write_text("")
-    status, out, err = call("ask", folder, "Who", "--text", texts)
+    status, out, err = tessera("ask", folder, "Who", "--text", texts)
     assert (status, out, err.count("must hold text")) == (2, "", 1), err

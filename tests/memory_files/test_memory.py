@@ -196,8 +196,7 @@ def test_a_call_that_cuts_texts_makes_no_other_tokenizer(tmp_path):
 def test_a_question_takes_the_settings_of_sampling():
     asked = memory(make("v1"), "kings")
     assert len(asked.ask("Who?", max_new_tokens=3).tokens) == 3
-    with pytest.raises(TesseraError, match="keywords must be cite, where, write or of max_new_tokens, .*; got top"):
-        asked.ask("Who?", top=3)
+    refused("keywords must be cite, where, write or of max_new_tokens, .*; got top", asked.ask, "Who?", top=3)
 
 
 def test_texts_without_a_name_get_one_that_is_free():
