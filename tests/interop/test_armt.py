@@ -13,13 +13,7 @@ from tests.refusals import refused
 from tests.tolerances import GOLDEN_GRADIENT, GOLDEN_VALUE
 
 FAMILY = {"armt": "E_armt", "rmt": "F_rmt_prmt", "prmt": "F_rmt_prmt"}
-ARMT_RUNS = (
-    "correction_main",
-    "nocorrection_main",
-    "correction_masked",
-    "correction_align_right",
-    "correction_align_center",
-)
+ARMT_RUNS = "correction_main nocorrection_main correction_masked correction_align_right correction_align_center".split()
 
 
 def golden(source, case, **changes):
@@ -200,8 +194,7 @@ def test_refusals_name_what_is_wrong(source, case, change, message):
 )
 def test_misspelt_fields_of_a_base_are_refused(kind, name, message):
     """transformers keeps them, and the default took their place."""
-    with pytest.raises(TesseraError, match=message):
-        armt.base_configuration("armt", {"model_type": kind, name: 1})
+    refused(message, armt.base_configuration, "armt", {"model_type": kind, name: 1})
     assert armt.base_configuration("armt", {"model_type": "llama", "rope_theta": 7.0, "of_a_later_release": 1})
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import tessera.recall
-from tessera.base.errors import TesseraError
 from tessera.recall import index_file, search
 from tessera.recall import leaves as leaves_module
 from tessera.recall.pair_store import PairStore
 from tessera.recall.read_ahead import GAP, pieces, read_ahead
 from tests.recall.test_recall import near_a_plane, random
+from tests.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 
@@ -127,22 +127,19 @@ def test_files_that_are_no_index_are_refused(tmp_path):
     with safe_open(path, framework="pt") as file:
         metadata, tensors = file.metadata(), {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
 
-    def refused(message, *, tensors=tensors, metadata=metadata, **options):
+    def refused_file(message, *, tensors=tensors, metadata=metadata, **options):
         save_file(tensors, tmp_path / "other.index", metadata=metadata)
-        with pytest.raises(TesseraError, match=message):
-            tessera.recall.open(tmp_path / "other.index", **options)
+        refused(message, tessera.recall.open, tmp_path / "other.index", **options)
 
-    refused("which was changed", tensors=tensors | {"values": tensors["values"] + 1}, verify=True)
-    refused("must be a saved index", tensors=tensors | {"values": tensors["values"][:, :, 1:].clone()})
-    refused("must be a saved index", tensors=tensors | {"blocks.0.low": tensors["blocks.0.low"][:, :, 1:].clone()})
-    refused("must be a saved index", tensors={name: x for name, x in tensors.items() if name != "blocks.0.high"})
-    refused("must be a saved index", metadata={"format": "pt"})
-    refused("version 2; got 1. Build", metadata={"tessera_index": '{"version": 1, "filed": 512}'})
+    refused_file("which was changed", tensors=tensors | {"values": tensors["values"] + 1}, verify=True)
+    refused_file("must be a saved index", tensors=tensors | {"values": tensors["values"][:, :, 1:].clone()})
+    refused_file("must be a saved index", tensors=tensors | {"blocks.0.low": tensors["blocks.0.low"][:, :, 1:].clone()})
+    refused_file("must be a saved index", tensors={name: x for name, x in tensors.items() if name != "blocks.0.high"})
+    refused_file("must be a saved index", metadata={"format": "pt"})
+    refused_file("version 2; got 1. Build", metadata={"tessera_index": '{"version": 1, "filed": 512}'})
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(TesseraError, match="must be a saved index"):
-        tessera.recall.open(path)
-    with pytest.raises(TesseraError, match="does not exist"):
-        tessera.recall.open(tmp_path / "none.index")
+    refused("must be a saved index", tessera.recall.open, path)
+    refused("does not exist", tessera.recall.open, tmp_path / "none.index")
 
 
 @pytest.mark.parametrize("width", [3, 64, 1000])

@@ -220,17 +220,6 @@ def test_a_kernel_narrower_than_rounding_finds_its_pair():
         assert similarities[places].min() > similarities.max() - 2e-5, place
 
 
-@pytest.mark.parametrize("bound", ["largest_similarities", "rounding"])
-def test_a_bound_that_is_too_low_is_noticed(bound, monkeypatch):
-    keys, values = near_a_plane(1, 1500, 12), random(1, 1500, 3)
-    right = getattr(leaves_module.Leaves, bound)
-    monkeypatch.setattr(leaves_module.Leaves, bound, lambda *arguments: right(*arguments) - 0.2)
-    recalled = tessera.recall.build(keys, values).recall(keys[:, 7:60:9], kernel="triweight", slope=50.0)
-    expected = scan(keys[:, 7:60:9], keys, values, "triweight", 50.0, 0.0)[0]
-    with pytest.raises(AssertionError):
-        torch.testing.assert_close(recalled.output, expected, rtol=0, atol=1e-9)
-
-
 def test_the_gaussian_says_how_much_weight_it_may_have_left_out():
     keys, values = near_a_plane(2, 1500, 12), random(2, 1500, 3, seed=9)
     recalled = tessera.recall.build(keys, values).recall(keys[:, 3:5], kernel="gaussian", slope=400.0, tolerance=1e-4)
