@@ -100,24 +100,19 @@ def test_what_windows_chunks_and_unused_experts_leave_out_costs_nothing():
     assert four.flops_per_token - two.flops_per_token == 2 * 2 * 2 * (3 * 32 * 16)
 
 
+TINY = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
+NEMOTRON = {"layers_block_type": ["mamba", "moe", "attention", "mlp"], "mamba_num_heads": 4, "mamba_head_dim": 16}
 HYBRIDS = {  # of four layers, of which one is attention
-    "jamba": lambda **sizes: hf.JambaConfig(**sizes, attn_layer_period=4, attn_layer_offset=1, use_mamba_kernels=False),
-    "lfm2": lambda **sizes: hf.Lfm2Config(**sizes, layer_types=["conv", "conv", "full_attention", "conv"]),
-    "nemotron h": lambda **sizes: hf.NemotronHConfig(
-        **sizes,
-        head_dim=8,
-        layers_block_type=["mamba", "moe", "attention", "mlp"],
-        mamba_num_heads=4,
-        mamba_head_dim=16,
-    ),
-    "qwen3 next": lambda **sizes: hf.Qwen3NextConfig(**sizes, head_dim=8),
+    "jamba": {"attn_layer_period": 4, "attn_layer_offset": 1, "use_mamba_kernels": False},
+    "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
+    "nemotron_h": {"head_dim": 8, **NEMOTRON},
+    "qwen3_next": {"head_dim": 8},
 }
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
-def test_layers_without_attention_compare_no_pairs(name):
-    sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
-    config = HYBRIDS[name](**sizes, num_attention_heads=4, num_key_value_heads=2)
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_layers_without_attention_compare_no_pairs(kind):
+    config = hf.AutoConfig.for_model(kind, **TINY, **HYBRIDS[kind], num_key_value_heads=2)
     near, far = account(config, 100, torch.float32), account(config, 200)
     assert far.flops_per_token - near.flops_per_token == 100 * 4 * 4 * 8
     assert near.state_bytes_per_1000_tokens == 1000 * 2 * 2 * 8 * 4
@@ -138,9 +133,8 @@ IN_STATES = {  # fields, FLOPs of a token with the states by hand: layers x (wri
 @pytest.mark.parametrize("kind", IN_STATES)
 def test_states_of_hybrids_are_written_and_read(kind):
     """They were left out, a third of what small ones compute."""
-    sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
     own, in_states = IN_STATES[kind]
-    config = hf.AutoConfig.for_model(kind, **sizes, **own, num_attention_heads=4, num_key_value_heads=2)
+    config = hf.AutoConfig.for_model(kind, **TINY, **own, num_key_value_heads=2)
     in_weights = 2 * multiplying_weights(meta_model(config))
     full, windowed = attention_shares(config)
     in_attention = round(4 * (full * 100 + windowed * 8)) * 4 * 4 * 8
@@ -162,9 +156,8 @@ def test_memory_tokens_have_no_logits(wrap):
 
 def test_a_hybrid_costs_what_a_step_behind_its_state_does():
     """MiniMax computes with its state by products of matrices, which PyTorch counts."""
-    sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "head_dim": 8}
-    kinds = {"layer_types": IN_STATES["minimax"][0]["layer_types"], "num_local_experts": 4, "num_experts_per_tok": 2}
-    config = hf.MiniMaxConfig(**sizes, **kinds, num_attention_heads=4, num_key_value_heads=2)
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    config = hf.MiniMaxConfig(**TINY, **IN_STATES["minimax"][0], **experts, head_dim=8, num_key_value_heads=2)
     model = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager")
     ids = torch.zeros(1, LENGTH, dtype=torch.long)
     with torch.no_grad():
@@ -174,7 +167,6 @@ def test_a_hybrid_costs_what_a_step_behind_its_state_does():
     assert account(config, LENGTH).flops_per_token == counter.get_total_flops()
 
 
-TINY = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
 BART = {"vocab_size": 60, "d_model": 32, "encoder_layers": 1, "decoder_layers": 3, "decoder_attention_heads": 4}
 STATES = {"mamba_d_state": 2, "n_mamba_heads": 2, "mamba_dt_rank": 4, "num_key_value_heads": 4}
 EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2, "kv_channels": 8, "num_key_value_heads": 2}

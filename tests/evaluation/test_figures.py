@@ -48,12 +48,8 @@ def test_position_curves_leave_gaps_where_nothing_was_predicted(tmp_path):
 
 
 def test_validation_losses_between_logged_steps_keep_their_place():
-    records = [
-        {"step": 1, "loss": 5.0, "tokens": 1_000_000},
-        {"step": 2, "validation_loss": 4.5},
-        {"step": 3, "loss": 4.0, "tokens": 3_000_000},
-        {"step": 3, "validation_loss": 4.2},
-    ]
+    records = [{"step": 1, "loss": 5.0, "tokens": 1_000_000}, {"step": 2, "validation_loss": 4.5}]
+    records += [{"step": 3, "loss": 4.0, "tokens": 3_000_000}, {"step": 3, "validation_loss": 4.2}]
     assert _validation(records) == [(2.0, 4.5), (3.0, 4.2)]
 
 

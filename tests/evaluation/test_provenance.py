@@ -60,30 +60,22 @@ def test_a_configuration_names_no_folders_of_this_machine():
 
 
 def test_the_commit_is_named_with_its_changes(tmp_path):
+    """Results that a command has written are none."""
     assert commit(tmp_path) is None
     git(tmp_path, "init", "-q")
-    (tmp_path / "file").write_text("one")
-    git(tmp_path, "add", "file")
+    program, *results = (tmp_path / "results" / name for name in ("measure.py", "toy/cpu.json", "toy/cpu.md"))
+    results[0].parent.mkdir(parents=True)
+    for file in (program, *results):
+        file.write_text("one")
+    git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-q", "-m", "first")
     name = git(tmp_path, "rev-parse", "HEAD").strip()
     assert commit(tmp_path) == name
-    (tmp_path / "file").write_text("two")
+    for file in results:
+        file.write_text("two")
+    assert commit(tmp_path) == name
+    program.write_text("two")
     assert commit(tmp_path) == name + "+changes"
-
-
-def test_results_that_a_command_has_written_are_no_changes(tmp_path):
-    git(tmp_path, "init", "-q")
-    (tmp_path / "results" / "toy").mkdir(parents=True)
-    for name in ("cpu.json", "cpu.md"):
-        (tmp_path / "results" / "toy" / name).write_text("one")
-    (tmp_path / "results" / "measure.py").write_text("one")
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "-q", "-m", "first")
-    for name in ("cpu.json", "cpu.md"):
-        (tmp_path / "results" / "toy" / name).write_text("two")
-    assert not commit(tmp_path).endswith("+changes")
-    (tmp_path / "results" / "measure.py").write_text("two")
-    assert commit(tmp_path).endswith("+changes")
 
 
 def test_the_command_is_one_that_can_be_called(tmp_path, monkeypatch, capsys):

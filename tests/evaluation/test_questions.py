@@ -25,26 +25,27 @@ from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
 pytestmark = pytest.mark.usefixtures("short_books")
 
 VOCABULARY, SEGMENT = 250, 32
-BASES = {
-    "gpt_neox": GPTNeoXConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=16,
-        max_position_embeddings=64,
-        bos_token_id=None,
-        eos_token_id=None,
-    ),
-    "memory_mosaic": MemoryMosaicConfig(
-        vocab_size=VOCABULARY, hidden_size=16, num_layers=2, num_heads=2, num_persistent_slots=8
-    ),
-}
+SIZES = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+NEOX = {**SIZES, "intermediate_size": 16, "max_position_embeddings": 64, "bos_token_id": None, "eos_token_id": None}
+MOSAIC = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "num_persistent_slots": 8}
+BASES = {"gpt_neox": GPTNeoXConfig(**NEOX), "memory_mosaic": MemoryMosaicConfig(**MOSAIC)}
 
 
 def mean_loss(*arguments, **options):
     total, count = answer_loss(*arguments, **options)
     return total / count
+
+
+def shapes_read(model: nn.Module, monkeypatch) -> list[tuple[int, ...]]:
+    """The shapes of what `model` reads from now on."""
+    shapes, forward = [], type(model).forward
+
+    def seen(self, input_ids, **options):
+        shapes.append(tuple(input_ids.shape))
+        return forward(self, input_ids=input_ids, **options)
+
+    monkeypatch.setattr(type(model), "forward", seen)
+    return shapes
 
 
 def model_around(base: str) -> ARMTForCausalLM:
@@ -86,14 +87,7 @@ def test_sharing_a_reading_changes_nothing(base, context_tokens):
 def test_loss_and_right_answers_share_one_reading(monkeypatch):
     batch = BABILong("qa1", vocab_size=VOCABULARY).question_batch(3, 4, 3 * SEGMENT, 0, "train")
     model = model_around("memory_mosaic")
-    read = []
-    forward = type(model).forward
-
-    def seen(self, input_ids, **options):
-        read.append(tuple(input_ids.shape))
-        return forward(self, input_ids=input_ids, **options)
-
-    monkeypatch.setattr(type(model), "forward", seen)
+    read = shapes_read(model, monkeypatch)
     score_answers(model, batch)
     assert read == [tuple(batch.contexts.shape), (12, batch.questions.shape[-1])]
 
@@ -101,9 +95,8 @@ def test_loss_and_right_answers_share_one_reading(monkeypatch):
 def test_a_model_that_loses_its_state_reads_each_question_with_its_context():
     batch = BABILong("qa1", vocab_size=VOCABULARY, facts_share=0.6).question_batch(3, 4, 40, 0, "train")
     torch.manual_seed(0)
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "attn_layer_period": 2, "attn_layer_offset": 1}
-    settings = {**sizes, **heads, "num_experts": 1, "mamba_d_state": 4, "mamba_dt_rank": 4, "initializer_range": 0.5}
+    layers = {"num_key_value_heads": 2, "intermediate_size": 16, "attn_layer_period": 2, "attn_layer_offset": 1}
+    settings = {**SIZES, **layers, "num_experts": 1, "mamba_d_state": 4, "mamba_dt_rank": 4, "initializer_range": 0.5}
     model = JambaForCausalLM(JambaConfig(**settings)).eval()
     with torch.no_grad():
         rows = torch.cat([batch.contexts.repeat_interleave(4, 0), batch.questions.flatten(0, 1)], 1)
@@ -131,13 +124,7 @@ def test_models_that_read_whole_texts_score_from_one_reading(name, monkeypatch):
                 batch.questions[row, place, first] = batch.labels[row, place, first] = said
             expected[row] += float(said == batch.questions[row, place, first]) / len(asked)
     loss, count = answer_loss(model, batch)
-    read, forward = [], type(model).forward
-
-    def seen(self, input_ids=None, **options):
-        read.append(tuple(input_ids.shape))
-        return forward(self, input_ids=input_ids, **options)
-
-    monkeypatch.setattr(type(model), "forward", seen)
+    read = shapes_read(model, monkeypatch)
     total, same_count, shares = score_answers(model, batch)
     torch.testing.assert_close(total, loss.detach().double(), rtol=1e-6, atol=0)
     assert same_count == count
