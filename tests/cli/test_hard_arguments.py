@@ -13,14 +13,9 @@ import pytest
 from tessera.base.locks import held
 from tessera.cli.main import main
 
-COUNTS = {
-    "generate": ("--max-new-tokens", "--num-beams"),
-    "eval": ("--sequences", "--batch-size", "--context"),
-    "info": ("--context",),
-    "plan": ("--devices",),
-    "ask": ("--max-new-tokens",),
-    "reproduce": ("--seeds", "--workers"),
-}
+COUNTS = {"generate": ("--max-new-tokens", "--num-beams"), "eval": ("--sequences", "--batch-size", "--context")}
+COUNTS |= {"info": ("--context",), "plan": ("--devices",), "ask": ("--max-new-tokens",)}
+COUNTS |= {"reproduce": ("--seeds", "--workers")}
 REQUIRED = {"generate": ("--prompt", "a"), "ask": ("Who?", "--memory", "m")}
 
 
@@ -52,12 +47,8 @@ def test_counts_whose_memory_no_machine_has(refused, run_folder, verb, arguments
     refused(message, verb, *(run_folder if argument == "RUN" else argument for argument in arguments))
 
 
-OUTPUTS = {
-    "eval": ("--task", "reverse", "--output"),
-    "prompts": ("--many-shot", "banking77", "--output"),
-    "ask": ("Who?", "--memory", "m", "--output"),
-    "generate": ("--prompt", "a", "--out"),
-}
+OUTPUTS = {"eval": ("--task", "reverse", "--output"), "prompts": ("--many-shot", "banking77", "--output")}
+OUTPUTS |= {"ask": ("Who?", "--memory", "m", "--output"), "generate": ("--prompt", "a", "--out")}
 
 
 @pytest.mark.parametrize("verb", OUTPUTS)

@@ -35,13 +35,8 @@ NOT_RUN = {
 }
 # Trainings are cut short, and so is what asks many questions.
 TEXT = "training.steps=1 training.batch_size=2 training.micro_batch_size=null training.evaluate_sequences=2"
-QUESTIONS = (
-    "training.curriculum=[{length: 2, steps: 1}]",
-    "training.batch_size=2",
-    "training.evaluate_sequences=2",
-    "model.base.hidden_size=16",
-    "model.base.num_heads=2",
-)
+SMALL = "training.batch_size=2 training.evaluate_sequences=2 model.base.hidden_size=16 model.base.num_heads=2"
+QUESTIONS = ("training.curriculum=[{length: 2, steps: 1}]", *SMALL.split())
 SHORTER = {
     "(train|sweep) (demo|mosaic|armt-tiny)": TEXT.split(),
     "(train|sweep) (demo|mosaic)": "model.hidden_size=32 model.num_heads=2 tokenizer.vocab_size=300".split(),

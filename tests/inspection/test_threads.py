@@ -47,13 +47,8 @@ def attached(model):
     return [memory.index.pairs.keys, memory.index.pairs.values, memory.mixture.losses]
 
 
-CASES = [
-    *((build_model, look) for build_model in (v1, v2) for look in (recalled, without_a_memory, without_a_head, traced)),
-    (v1, all_weights),
-    (gpt2, recalled),
-    (gpt2, without_a_memory),
-    (armt, traced),
-]
+CASES = [(kind, look) for kind in (v1, v2) for look in (recalled, without_a_memory, without_a_head, traced)]
+CASES += [(v1, all_weights), (gpt2, recalled), (gpt2, without_a_memory), (armt, traced)]
 
 
 @pytest.mark.parametrize(("kind", "look"), [*CASES, (gpt2, attached)])

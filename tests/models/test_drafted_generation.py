@@ -349,11 +349,6 @@ def test_parts_of_a_prompt_that_cannot_be_read_are_refused():
     embedded = {"inputs_embeds": model.get_input_embeddings()(ids), "attention_mask": torch.ones_like(ids)}
     message = "prefill_chunk_size must be a positive number of tokens; got 0"
     refused(message, model.generate, ids, max_new_tokens=2, prefill_chunk_size=0)
-    refused(
-        "a prompt that is read in parts must be tokens",
-        model.generate,
-        prefill_chunk_size=4,
-        max_new_tokens=2,
-        **embedded,
-    )
-    refused("use_cache must be True", model.generate, ids, max_new_tokens=2, prefill_chunk_size=4, use_cache=False)
+    few = {"max_new_tokens": 2, "prefill_chunk_size": 4}
+    refused("a prompt that is read in parts must be tokens", model.generate, **few, **embedded)
+    refused("use_cache must be True", model.generate, ids, **few, use_cache=False)

@@ -20,14 +20,9 @@ NOT_COPIED = shutil.ignore_patterns(
     ".git", ".venv", "runs", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", "_build"
 )
 SMALL = (
-    "model.hidden_size=16",
-    "training.steps=2",
-    "training.warmup_steps=1",
-    "training.batch_size=2",
-    "training.evaluate_sequences=2",
-    "training.precision=fp32",
-    "data.context=32",
-)
+    "model.hidden_size=16 training.steps=2 training.warmup_steps=1 training.batch_size=2 "
+    "training.evaluate_sequences=2 training.precision=fp32 data.context=32"
+).split()
 
 
 def build(kind, source, folder):

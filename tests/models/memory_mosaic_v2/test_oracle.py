@@ -43,11 +43,8 @@ def test_whole_sequences(steps):
 def test_training_draws_one_delay_per_sequence(monkeypatch):
     delays = torch.tensor([1, 4, 7])
     monkeypatch.setattr(torch, "randint", lambda *args, **kwargs: delays)
-    compare(
-        build(training_long_term_delay=(1, 7)).train(),
-        torch.full((3, 14), 2).scatter(1, delays[:, None], 9),
-        delays.tolist(),
-    )
+    ids = torch.full((3, 14), 2).scatter(1, delays[:, None], 9)
+    compare(build(training_long_term_delay=(1, 7)).train(), ids, delays.tolist())
 
 
 def test_packed_documents():

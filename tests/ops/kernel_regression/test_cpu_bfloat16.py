@@ -13,13 +13,8 @@ B, H, K = 2, 3, 16
 # Centred scores of inverse bandwidth 8 lie in [-16, 0], where bfloat16 rounds by up to 16 * 2^-9 = 3 % of a weight; a
 # gradient multiplies two such. Gradients that vanish in exact arithmetic come out as rounding of entries of order one.
 VALUE, GRADIENT, SMALLEST = 0.04, 0.08, 1e-3
-WINDOWS = {
-    "past": Window(),
-    "everything": None,
-    "span": Window(1, 20),
-    "delayed": Window(30),
-    "delayed per sequence": Window(torch.tensor([2, 70])),
-}
+WINDOWS = {"past": Window(), "everything": None, "span": Window(1, 20), "delayed": Window(30)}
+WINDOWS["delayed per sequence"] = Window(torch.tensor([2, 70]))
 
 
 def results(backend, dtype, steps, window, documents=None):
