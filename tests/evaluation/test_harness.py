@@ -23,11 +23,8 @@ from tests.refusals import refused, refused_in_a_line
 
 pytest.importorskip("lm_eval")
 # What the harness's own dependencies warn about while they are imported and while it hands out tasks.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+IGNORED = ("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning")
+pytestmark = pytest.mark.filterwarnings(*IGNORED)
 
 SIZES = {"vocab_size": 258, "hidden_size": 24, "num_layers": 2, "num_heads": 2}
 WINDOWS = {"intermediate_size": 40, "short_term_span": 6, "long_term_delay": 4, "training_long_term_delay": (2, 9)}
@@ -98,12 +95,8 @@ def tasks(tmp_path_factory):
     (folder / "texts.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
 
     def task(name, file, **settings):
-        data = {
-            "dataset_path": "json",
-            "dataset_kwargs": {"data_files": {"test": str(folder / file)}, "cache_dir": str(folder / "cache")},
-            "test_split": "test",
-            "fewshot_split": "test",
-        }
+        kept = {"data_files": {"test": str(folder / file)}, "cache_dir": str(folder / "cache")}
+        data = {"dataset_path": "json", "dataset_kwargs": kept, "test_split": "test", "fewshot_split": "test"}
         (folder / f"{name}.yaml").write_text(yaml.safe_dump({"task": name, **data, **settings}))
 
     choice = {"doc_to_text": "Question: {{question}}\nAnswer:", "doc_to_target": "{{answer}}", "num_fewshot": 2}

@@ -9,10 +9,7 @@ pytest.importorskip("lm_eval")
 from tessera.evaluation import harness
 
 # What the harness's own dependencies warn about while they are imported.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
 def test_an_unknown_task_is_named_before_the_harness_reads_its_files(tmp_path, monkeypatch, capsys):
