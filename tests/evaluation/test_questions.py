@@ -161,16 +161,6 @@ def test_the_share_of_right_answers_leaves_out_questions_that_stand_twice():
     assert model.read == batch.contexts.numel() + batch.questions.numel(), "each context is read once"
 
 
-def test_batches_are_a_function_of_their_arguments():
-    task = BABILong("qa1", vocab_size=VOCABULARY)
-
-    def same(one: QuestionBatch, other: QuestionBatch) -> bool:
-        return torch.equal(one.contexts, other.contexts) and torch.equal(one.questions, other.questions)
-
-    assert same(task.question_batch(4, 2, 200, 3, "train"), task.question_batch(4, 2, 200, 3, "train"))
-    assert not same(task.question_batch(4, 2, 200, 3, "train"), task.question_batch(4, 2, 200, 4, "train"))
-
-
 @pytest.mark.parametrize("context_tokens", [3 * SEGMENT, 3 * SEGMENT - 20], ids=["whole", "both"])
 def test_early_questions_are_asked_of_the_memory_after_each_segment(context_tokens):
     task = BABILong("qa1", vocab_size=VOCABULARY, facts_share=0.6)
