@@ -48,7 +48,7 @@ V2_KERNELS = tuple(f"mosaic_v2 {kernel}" for kernel in V2_COMPACT)
 SEARCH, MAIN = "rates", ""
 # The peak learning rates that the trainings of "cpu" chose (table "Learning rates").
 RATES: dict[tuple[str, int], float] = {
-    **{(f"mosaic {kernel}", 1): 3e-2 if kernel == "triweight" else 1e-2 for kernel in KERNELS},
+    **{(f"mosaic {kernel}", 1): 3e-2 if kernel == "normalized_relu" else 1e-2 for kernel in KERNELS},
     **{(f"mosaic {kernel}", 4): 3e-3 for kernel in KERNELS},
     **{(transformer, depth): 3e-3 for transformer in POSITIONS for depth in (1, 4)},
     (V2, 1): 3e-3,
