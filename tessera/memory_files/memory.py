@@ -72,10 +72,11 @@ class Memory:
     @property
     def is_of_pairs(self) -> bool:
         """Whether documents are kept apart."""
-        if self.model is None:
-            return all(is_of_pairs(document.state) for document in self.documents)
-        is_stack = isinstance(self.model, StackForCausalLM)
-        return is_stack and all(hasattr(layer, "begun_with") for layer in self.model.model.layers)
+        if self.model is not None:
+            is_stack = isinstance(self.model, StackForCausalLM)
+            if not (is_stack and all(hasattr(layer, "begun_with") for layer in self.model.model.layers)):
+                return False
+        return all(is_of_pairs(document.state) for document in self.documents)
 
     def expect_pairs(self, where: str) -> None:
         """Raise `TesseraError` unless passages can be named."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tessera.memories.pair_memory import PairMemoryState
+from tessera.memories.persistent import PersistentState
 from tessera.models.fingerprint import shared
 from tessera.models.stack_state import StackState
 from tessera.recall.pair_store import PairStore
@@ -21,8 +22,10 @@ from tessera.recall.pair_store import PairStore
 def is_of_pairs(state: Any) -> bool:
     """Whether each layer keeps pairs, and nothing else that grows or forgets."""
     layers = [layer if isinstance(layer, tuple) else (layer,) for layer in getattr(state, "layers", ())]
+    known = PairMemoryState | PersistentState | None  # of another memory the last document alone would stay
     return isinstance(state, StackState) and all(
-        any(isinstance(memory, PairMemoryState) for memory in layer) for layer in layers
+        any(isinstance(memory, PairMemoryState) for memory in layer) and all(isinstance(m, known) for m in layer)
+        for layer in layers
     )
 
 

@@ -11,10 +11,13 @@ from transformers import MiniMaxConfig, MiniMaxForCausalLM
 from tessera.base.errors import TesseraError
 from tessera.data.tokenizers import byte_tokenizer
 from tessera.generation.sampling import Sampling
+from tessera.memories.linear_attention import LinearAttentionMemory
 from tessera.memory_files import Memory
 from tessera.memory_files.together import together, without
 from tessera.models.carried_state import read_document, read_on
 from tessera.models.forking import apart
+from tessera.models.memory_mosaic import MemoryMosaicLayer
+from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Layer
 from tessera.models.saving.state_file import StateFile, save_values
 from tests.covering import some
 from tests.memory_files.models import MAKERS, OF_PAIRS, make, v1
@@ -265,3 +268,42 @@ def test_what_cannot_be_is_said(tmp_path):
     (tmp_path / "a.pdf").write_bytes(b"%PDF-1.4")
     refused(r"a.pdf: (needs the package markitdown|cannot be read as pdf)", read.read, tmp_path / "a.pdf")
     assert together([memory(make("v1"), "kings").state]).document is None
+
+
+class ReadsOn(MemoryMosaicLayer):
+    """A layer of v1, whose contextual memory is one that holds no pairs, as a plugin's may be."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.contextual = LinearAttentionMemory(config.hidden_size, config.num_heads, "linear_transformer")
+
+    def follow(self, config):
+        """Nothing may change."""
+
+
+class ReadsOnBeside(MemoryMosaicV2Layer):
+    """A layer of v2 with pairs in its short-term memory alone."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.long = LinearAttentionMemory(config.hidden_size, config.num_heads, "linear_transformer")
+
+    def forward(self, hidden, state=None, documents=None, keep_state=False, **delay):
+        states, own = (None, None) if state is None else (state[:2], state[2])
+        hidden, states = super().forward(hidden, states, documents, keep_state, **delay)
+        recalled, own = self.long(hidden, own, documents, keep_state)
+        return hidden + recalled, (*states, own) if keep_state else None
+
+
+@pytest.mark.parametrize(("kind", "layer"), [("v1", ReadsOn), ("v2", ReadsOnBeside)])
+def test_a_layer_that_holds_more_than_pairs_reads_documents_in_their_order(kind, layer):
+    """Of its other memory the last document alone stayed, and where there are no pairs, a text could not be cited."""
+    model = make(kind)
+    model.model.layers = torch.nn.ModuleList(layer(model.config) for _ in model.model.layers)
+    read = memory(model.eval(), "kings", "home")
+    ids = torch.cat([document.tokens for document in read.documents])[None]
+    with torch.no_grad():
+        logits = read_on(model, ids[:, :5], read.state)[0]
+        expected = model(torch.cat([ids, ids[:, :5]], 1)).logits[:, -5:]
+    torch.testing.assert_close(logits, expected)
+    refused("cite: the model must keep pairs", read.ask, "Who?", cite=1, max_new_tokens=1)
