@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import GetAttrKey, register_pytree_node, tree_iter
 
+from tessera.base.errors import TesseraError, expect
+
 CLASSES: dict[str, type] = {}  # by name: the values that a file of states may hold
 
 
@@ -22,6 +24,9 @@ class State:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        known, place = CLASSES.get(cls.__name__), (cls.__module__, cls.__qualname__)
+        if known is not None and (known.__module__, known.__qualname__) != place:  # files name states by their class
+            raise TesseraError(f"state {cls.__name__}: {known.__module__} has one of that name. Give it another name.")
         CLASSES[cls.__name__] = cls
 
         def flatten_with_keys(state: State) -> tuple[list, list[str]]:
@@ -128,6 +133,8 @@ def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
         return value.map(function)
     if isinstance(value, tuple):
         return tuple(_map(item, function) for item in value)
+    if isinstance(value, (list, dict, set)):  # whose tensors would stay as they are
+        expect(False, "State", "what it holds", "be tensors, numbers, states or tuples of these", type(value).__name__)
     return value
 
 

@@ -92,3 +92,17 @@ def test_a_part_may_be_called_model_and_a_fingerprint_is_none():
     weights = torch.ones(2)
     assert Learned(weights).parts() == {"model": weights, "count": 3}
     assert Learned("of which model").parts() == {"count": 3}
+
+
+def test_states_that_could_not_be_told_apart_or_moved_are_refused():
+    """A file names states by their class; what a list holds would stay where it is when a state is moved or chosen."""
+
+    @dataclass(frozen=True)
+    class Listed(State):
+        tensors: list
+
+    refused("State: what it holds must be tensors, .*; got list", Listed([torch.ones(2)]).detach)
+    same_name = {"__module__": "mine"}
+    refused(
+        "state AssociationState: tessera.memories.association has one", type, "AssociationState", (State,), same_name
+    )

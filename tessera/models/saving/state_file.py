@@ -195,7 +195,8 @@ def _decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         if "device" not in parts and (tensor := first_tensor(parts)) is not None:
             layer.device = tensor.device
         return layer
-    expect(kind in CLASSES, "load", "the memory", "be of states that are imported", kind, "import tessera.models")
+    advice = "Import tessera.models first, or the module that defines it."
+    expect(kind in CLASSES, "load", "the memory", "be of states that are imported", kind, advice)
     cls = CLASSES[kind]
     if not issubclass(cls, State):
         return cls(**parts)
