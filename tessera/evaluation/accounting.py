@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from tessera.base.arguments import explain_all
 from tessera.base.errors import TesseraError
 from tessera.models import sizes
+from tessera.models.sizes import state_bytes_per_token
 
 # First match wins; names of parameters in the transformers library.
 _PARTS = (
@@ -57,7 +58,7 @@ def account(config: PreTrainedConfig, context: int, dtype: torch.dtype = torch.b
     flops, state, unknown = None, None, ""
     try:
         flops = int(_ask(model, "flops_per_token", lambda model, n: sizes.flops_per_token(config, n), context))
-        state = 1000 * _ask(model, "state_bytes_per_token", state_bytes_per_token, dtype)
+        state = 1000 * state_bytes_per_token(model, dtype)
     except TesseraError as error:
         unknown = str(error)
     return ModelAccount(
@@ -95,12 +96,6 @@ def parameters_by_part(model: nn.Module) -> dict[str, int]:
         part = next((part for part, pattern in _PARTS if pattern.search(name)), "other")
         counts[part] = counts.get(part, 0) + parameter.numel()
     return counts
-
-
-def state_bytes_per_token(model: PreTrainedModel, dtype: torch.dtype) -> float:
-    """What all layers of attention keep of a token; those with sliding windows do not grow with the context."""
-    config = model.config.get_text_config()
-    return sizes.num_layers(config) * sizes.attention_shares(config)[0] * sizes.cached_numbers(config) * dtype.itemsize
 
 
 explain_all(globals(), ("account", "parameters_by_part", "training_flops_per_sequence", "state_bytes_per_token"))

@@ -129,6 +129,17 @@ def cached_numbers(config: PreTrainedConfig) -> int:
     return 2 * heads * head_width(text)
 
 
+def state_bytes_per_token(model: PreTrainedModel, dtype: torch.dtype) -> float:
+    """Bytes of a token in a state of `dtype`, all layers together: what the model's method of this name says.
+
+    Without one: what layers of attention keep, of which those with sliding windows do not grow with the context.
+    """
+    if hasattr(model, "state_bytes_per_token"):
+        return model.state_bytes_per_token(dtype)
+    config = model.config.get_text_config()
+    return num_layers(config) * attention_shares(config)[0] * cached_numbers(config) * dtype.itemsize
+
+
 def multiplying_weights(model: PreTrainedModel) -> int:
     """Numbers in the matrices that a token is multiplied with; of experts, in those that it is sent to.
 

@@ -1,5 +1,7 @@
 """What every kernel must satisfy."""
 
+import json
+
 import torch
 from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError, gradcheck
@@ -7,6 +9,7 @@ from torch.autograd.gradcheck import GradcheckError, gradcheck
 from tessera.kernels import Kernel, RowKernel, kernel_from_config
 from tessera.kernels.workspace import Workspace
 from tessera.testing.tolerances import REORDERED_FLOAT32, REORDERED_FLOAT64
+from tessera.testing.trying import try_laws
 
 ROWS, PAIRS = 6, 13
 MANY = 300  # more than one block of any implementation
@@ -14,8 +17,7 @@ MANY = 300  # more than one block of any implementation
 
 def check_kernel(kernel: Kernel) -> None:
     """Run every law of `LAWS` on `kernel`; raises AssertionError at the first that it breaks."""
-    for law in LAWS.values():
-        law(kernel)
+    try_laws(LAWS, kernel)
 
 
 def example(scale: float = 1.5, pairs: int = PAIRS) -> tuple[Tensor, Tensor]:
@@ -92,10 +94,11 @@ def keeps_the_order_of_scores(kernel: Kernel) -> None:
 
 
 def near_keys_count_most(kernel: Kernel) -> None:
-    """By the scores of `affine`: of two keys the nearer has no smaller weight, and each beta makes its own scores."""
+    """By the scores of `affine`: of two keys the nearer has no smaller weight; a larger beta has a larger slope."""
     similarity = torch.linspace(-1, 1, PAIRS, dtype=torch.float64)
     betas = torch.tensor([0.3, 2.0, 30.0], dtype=torch.float64)
     slope, intercept = kernel.affine(betas)
+    assert bool((slope.diff() > 0).all()), f"a larger beta has no larger slope: {slope.tolist()}"
     intercept = torch.zeros_like(slope) if intercept is None else intercept
     for beta, one_slope, one_intercept in zip(betas, slope, intercept):
         alone, beside = kernel.affine(beta)
@@ -197,8 +200,12 @@ def agrees_with_its_row_functions(kernel: Kernel) -> None:
         weights = kernel.weights(scores, visible)
         (expected,) = torch.autograd.grad(weights, scores, grad)
         scaled = kernel.score_scale * scores.detach().masked_fill(~visible, -torch.inf).to(dtype)
-        of_rows, statistics = kernel.forward(scaled.clone(), Workspace())
+        block = scaled.clone()
+        of_rows, statistics = kernel.forward(block, Workspace())
         torch.testing.assert_close(of_rows.double(), weights.detach(), rtol=0, atol=tolerance)
+        kept = tuple(statistic.clone() for statistic in statistics)
+        block.fill_(torch.nan), of_rows.fill_(torch.nan)  # as the next block does
+        assert all(map(torch.equal, statistics, kept)), "statistics lie in a block that the next one overwrites"
         again, actual, *_ = kernel.backward(scaled, statistics, grad.to(dtype), Workspace())
         torch.testing.assert_close(again.double(), weights.detach(), rtol=0, atol=tolerance)
         torch.testing.assert_close(actual.double().masked_fill(~visible, 0.0), expected, rtol=0, atol=tolerance)
@@ -222,8 +229,9 @@ def a_nan_is_not_hidden(kernel: Kernel) -> None:
 
 
 def survives_its_configuration(kernel: Kernel) -> None:
-    """`kernel_from_config(kernel.to_config())` is the kernel: it is registered."""
-    assert kernel_from_config(kernel.to_config()) == kernel
+    """What a file holds of it, as JSON, makes it again: it is registered, and its fields are numbers and names."""
+    again = kernel_from_config(json.loads(json.dumps(kernel.to_config())))
+    assert again == kernel, f"{kernel} comes back from its configuration as {again}"
 
 
 LAWS = {

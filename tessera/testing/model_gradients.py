@@ -22,7 +22,7 @@ def gradients_of(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
 
 
 def gradients_are_derivatives(case: ModelCase) -> None:
-    """Each weight's gradient of the loss in training is that of finite differences."""
+    """Each weight has a gradient of the loss in training, that of finite differences; nothing else has one."""
     model = case.build().train()
     ids = tokens(model, 2, 2 * SEGMENT)  # ARMT's gamma, as published, has no gradient: it is not 1 from the third on
 

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tessera.models.forking import fork
+from tessera.models.sizes import state_bytes_per_token
 from tessera.testing.model_case import SEGMENT, STEPS, ModelCase, behind_a_segment, check_close, tokens
 from tessera.testing.model_gradients import (
     gradients_are_derivatives,
@@ -19,6 +20,7 @@ from tessera.testing.model_gradients import (
     layers_computed_twice_have_the_same_gradients,
 )
 from tessera.testing.tolerances import REORDERED_FLOAT32, REORDERED_FLOAT64
+from tessera.testing.trying import try_laws
 
 LONG = [1, 130, 40, 129]  # more tokens than a block of any implementation has, in parts with other borders
 
@@ -28,8 +30,7 @@ def check_model(make: Callable[[], PreTrainedModel], **case: Any) -> None:
 
     `case`: further fields of `ModelCase`, which say what the model cannot do.
     """
-    for law in LAWS.values():
-        law(ModelCase(make, **case))
+    try_laws(LAWS, ModelCase(make, **case))
 
 
 @torch.no_grad()
@@ -260,6 +261,7 @@ def saved_is_loaded(case: ModelCase) -> None:
     """A saved and loaded model is of the same class and says the same; the folder has no code and no pickles."""
     model = case.build()
     ids = tokens(model, 1)
+    model.train()(ids), model.eval()  # training may change buffers
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         assert {path.suffix for path in Path(folder).iterdir()} - {".md"} == {".json", ".safetensors"}
@@ -295,6 +297,18 @@ def a_state_is_a_value(case: ModelCase) -> None:
     state.to(torch.float32).map(note)
     assert torch.float32 in dtypes
     assert torch.float64 not in dtypes
+
+
+@torch.no_grad()
+def a_state_grows_as_it_says(case: ModelCase) -> None:
+    """A longer text has a state that is larger by what the model's `state_bytes_per_token` says, within a tenth."""
+    if not case.continues or case.state != "past_key_values":
+        return
+    model = case.build()
+    half = min(300, (getattr(model.config, "max_position_embeddings", None) or 600) // 2)
+    sizes = [model(tokens(model, 1, n), use_cache=True).past_key_values.num_bytes() for n in (half, 2 * half)]
+    grown, said = (sizes[1] - sizes[0]) / half, state_bytes_per_token(model, torch.float64)
+    assert abs(grown - said) <= 0.1 * said, f"each token adds {grown:.0f} bytes; state_bytes_per_token says {said:.0f}"
 
 
 def bfloat16_is_near(case: ModelCase) -> None:
@@ -354,6 +368,7 @@ LAWS = {
         generation_goes_on_from_a_state,
         saved_is_loaded,
         a_state_is_a_value,
+        a_state_grows_as_it_says,
         gradients_are_derivatives,
         gradients_flow_through_a_state,
         layers_computed_twice_have_the_same_gradients,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
 from tessera.kernels import KERNELS, Epanechnikov, Gaussian, RectifiedPolynomial, entmax, kernel_from_config, sparsemax
-from tessera.testing.kernels import LAWS, example
+from tessera.testing.kernels import LAWS, check_kernel, example
 from tests.kernels.contract import all_kernels, identifier
 from tests.kernels.oracles import ORACLES, oracle
 from tests.refusals import refused
@@ -65,6 +65,12 @@ def forgets_them_in_its_rows(self, scaled, workspace):
     weights, statistics = Gaussian.forward(self, scaled, workspace)
     weights[..., 64:] = 0
     return weights, statistics
+
+
+def keeps_statistics_in_its_block(self, scaled, workspace):
+    weights, (*statistics, last) = Epanechnikov.forward(self, scaled, workspace)
+    weights = weights.clone()
+    return weights, (*statistics, scaled[..., :1].copy_(last))
 
 
 def sums_the_second_dimension(self, scores, visible=None):
@@ -149,6 +155,11 @@ WRONG = {  # a kernel, and laws that reject it
     "sums the second dimension": (wrong(sums_the_second_dimension), "takes_rows_of_any_shape"),
     "writes into its scores": (wrong(writes_into_its_scores), "takes_rows_of_any_shape"),
     "far keys count most": (wrong(affine=lambda self, beta: (-beta, None)), "near_keys_count_most"),
+    "has one bandwidth": (wrong(affine=lambda self, beta: (torch.ones_like(beta), None)), "near_keys_count_most"),
+    "wider for a larger beta": (wrong(affine=lambda self, beta: (1 / beta, None)), "near_keys_count_most"),
+    "keeps statistics in its block": (
+        wrong(base=Epanechnikov, forward=keeps_statistics_in_its_block), "agrees_with_its_row_functions"
+    ),
     "one bandwidth for all heads": (
         wrong(affine=lambda self, beta: (beta.mean().expand(beta.shape), None)), "near_keys_count_most"
     ),
@@ -191,6 +202,19 @@ def test_wrong_kernels_are_rejected(name):
         except AssertionError:
             rejected.add(law)
     assert rejected >= set(laws)
+
+
+def test_a_broken_law_is_named_with_what_it_says(monkeypatch):
+    """Here a field that a JSON file changes; what a trial raises is said, too."""
+    monkeypatch.setattr(KERNELS, "_entries", dict(KERNELS.items()))
+    powers = dataclass(frozen=True)(
+        type("Powers", (Gaussian,), {"__annotations__": {"powers": tuple}, "powers": (1, 2), "name": "powers"})
+    )
+    KERNELS.add("powers", powers)
+    with pytest.raises(AssertionError, match=r"^survives_its_configuration: What a file .*\nGot: .*powers=\[1, 2\]"):
+        check_kernel(powers())
+    with pytest.raises(AssertionError, match=r"^near_keys_count_most: By the .*\nGot: ValueError: too many values"):
+        check_kernel(wrong(affine=lambda self, beta: beta)())
 
 
 def test_every_check_rejects_some_wrong_kernel():

@@ -2,7 +2,7 @@
 
 import inspect
 import pkgutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import tessera.memories
+from tessera.base.state import State
 from tessera.memories.association import AssociationMemory
 from tessera.memories.contextual import ContextualMemory
 from tessera.memories.linear_attention import VARIANTS, LinearAttentionMemory
@@ -161,6 +162,40 @@ class OnePercent(torch.autograd.Function):
         return 1.01 * grad
 
 
+class Stepped(ContextualMemory):
+    """With something drawn that no file holds, or something learned that no optimizer is given."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.scale = self.made()
+
+    def forward(self, x, *arguments, **options):
+        answers, state = super().forward(x, *arguments, **options)
+        return answers * self.scale.to(x.dtype), state
+
+
+def learned_outside(self):
+    return torch.tensor(2.0, requires_grad=True)
+
+
+@dataclass(frozen=True)
+class OtherState(State):
+    """A contextual memory's, and another tensor."""
+
+    inner: State
+    other: torch.Tensor
+
+
+def keeps_as(form, back):
+    """That returns `form` of the state, and goes on from `back` of what it is given."""
+
+    def forward(self, x, state=None, documents=None, keep_state=False):
+        output, new = ContextualMemory.forward(self, x, None if state is None else back(state), documents, keep_state)
+        return output, None if new is None else form(new)
+
+    return wrong(forward=forward)
+
+
 def single_step(self, x, state, documents):
     return None if state is not None and x.shape[1] == 1 else documents
 
@@ -174,6 +209,14 @@ WRONG = {  # a memory, and the laws that find it out
     "leaks in training": (
         wrong(answer=lambda self, x, state, y: y + self.training * x.mean(1, keepdim=True)), "causality"
     ),
+    "has a state that is none": (keeps_as(lambda new: (new,), lambda state: state[0]), "any_cut"),
+    "has heads before sequences in its state": (
+        keeps_as(lambda new: OtherState(new, new.pending_key.transpose(0, 1)), lambda state: state.inner), "any_cut"
+    ),
+    "draws what it does not save": (
+        type("Wrong", (Stepped,), {"made": lambda self: torch.rand(())}), "saving"
+    ),
+    "learns what is no parameter": (type("Wrong", (Stepped,), {"made": learned_outside}), "gradients"),
     "answers zero": (wrong(answer=lambda self, x, state, y: 0 * y), "any_cut"),
     "forgets its state": (
         wrong(lambda self, x, state, documents: (x, None, documents)), "any_cut", "state_is_a_value"

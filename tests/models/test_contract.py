@@ -118,12 +118,39 @@ def future(logits):
 class KeepsSomethingUnsaved(MemoryMosaicForCausalLM):
     def __init__(self, config):
         super().__init__(config)
+        self.begin()
+
+    def begin(self):
         self.unsaved = random.random()
 
     def forward(self, input_ids, **inputs):
         output = super().forward(input_ids, **inputs)
         output.logits = output.logits * self.unsaved
         return output
+
+
+class CountsItsTrainings(KeepsSomethingUnsaved):
+    def begin(self):
+        self.unsaved = 1
+
+    def forward(self, input_ids, **inputs):
+        self.unsaved += self.training
+        return super().forward(input_ids, **inputs)
+
+
+class LearnsOutside(MemoryMosaicForCausalLM):
+    def begin(self):
+        self.scale = torch.ones((), dtype=torch.float64, requires_grad=True)
+
+    def forward(self, input_ids, **inputs):
+        output = super().forward(input_ids, **inputs)
+        output.loss = output.loss * self.scale
+        return output
+
+
+class HasAnUnusedPart(MemoryMosaicForCausalLM):
+    def begin(self):
+        self.unused = nn.Linear(2, 2)
 
 
 WRONG = {  # a model, and the laws that find it out
@@ -175,6 +202,12 @@ WRONG = {  # a model, and the laws that find it out
         "generation_chooses_what_the_whole_says",
     ),
     "keeps something unsaved": (KeepsSomethingUnsaved, "saved_is_loaded"),
+    "counts its trainings, unsaved": (CountsItsTrainings, "saved_is_loaded"),
+    "learns what is no parameter": (LearnsOutside, "gradients_are_derivatives"),
+    "has a part that is never used": (HasAnUnusedPart, "gradients_are_derivatives"),
+    "says that its state does not grow": (
+        wrong(state_bytes_per_token=lambda self, dtype: 0.0), "a_state_grows_as_it_says"
+    ),
     "changes its state": (wrong(forward=changes_its_state), "a_state_is_a_value"),
     "detaches its state": (wrong(detached), "gradients_flow_through_a_state"),
     "loses gradients when computed twice": (
@@ -197,8 +230,8 @@ def test_a_wrong_model_is_found_out(name, law):
     def build():
         model = v1()
         model.__class__ = WRONG[name][0]
-        if name == "keeps something unsaved":
-            model.unsaved = random.random()
+        if hasattr(model, "begin"):
+            model.begin()
         return model
 
     with pytest.raises(AssertionError):
