@@ -2,9 +2,14 @@
 
 import re
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
+
+from tessera.models import MODELS
 
 ROOT = Path(__file__).parents[2]
 HOW_TO = sorted((ROOT / "docs" / "how-to").glob("*.md"))
@@ -27,6 +32,9 @@ def cases(pages):
 @pytest.mark.parametrize("page", cases(page for page in PAGES if BLOCK.search(page.read_text())))
 def test_blocks_run_and_print_what_they_say(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(MODELS, "_entries", dict(MODELS.items()))
+    for names in (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES, CONFIG_MAPPING._extra_content):
+        monkeypatch.setitem(names, "fading", None)  # what a page registers is taken back
     if page.stem == "fine-tune":
         pytest.importorskip("peft")
         pytest.importorskip("trl")
@@ -38,6 +46,7 @@ def test_blocks_run_and_print_what_they_say(page, tmp_path, monkeypatch, capsys)
         if stated:
             lines = [line.removeprefix("# ").split("   ")[0] for line in stated[1].splitlines()]
             assert capsys.readouterr().out.splitlines() == lines
+    sys.modules.pop("fading", None)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
