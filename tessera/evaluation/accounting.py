@@ -98,4 +98,4 @@ def parameters_by_part(model: nn.Module) -> dict[str, int]:
     return counts
 
 
-explain_all(globals(), ("account", "parameters_by_part", "training_flops_per_sequence", "state_bytes_per_token"))
+explain_all(globals(), ("account", "parameters_by_part", "training_flops_per_sequence"))

@@ -34,7 +34,8 @@ class Candidates:
     def joined(self, other: Self) -> Self:
         """These and those of `other`, row by row."""
         pairs = ((self.rows, other.rows), (self.scores, other.scores), (self.places, other.places))
-        both = type(self)(*(torch.cat(tensors) for tensors in pairs), self.num_rows)
+        rows, scores, places = map(torch.cat, pairs)
+        both = type(self)(rows, scores, places, self.num_rows)
         own, others = (torch.bincount(x.rows, minlength=self.num_rows).cumsum(0) for x in (self, other))
         counted = torch.arange(len(both.rows), device=both.rows.device)
         first, then = counted[: len(self.rows)], counted[: len(other.rows)]

@@ -194,8 +194,9 @@ class _Reader:
 
     def _kernel_of(self, rows: Tensor) -> Kernel:
         """The kernel, with what these rows have of their own."""
-        of_rows = self.kernel.row_parameter if isinstance(self.kernel, RowKernel) else None
-        return self.kernel if of_rows is None else self.kernel.with_row_parameter(of_rows[rows])
+        if not isinstance(self.kernel, RowKernel) or self.kernel.row_parameter is None:
+            return self.kernel
+        return self.kernel.with_row_parameter(self.kernel.row_parameter[rows])
 
     def _rounding(self) -> Tensor:
         """Of the scores of each row (R,), at most."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +42,8 @@ def check_gradient(loss: Callable[[], Tensor], leaves: Mapping[str, Tensor]) -> 
 
 def _leaves_of(value: Tensor) -> Iterator[Tensor]:
     """What a gradient of `value` is gathered in."""
-    seen, waiting = {None}, [value.grad_fn]
+    seen: set[Any] = {None}
+    waiting: list[Any] = [value.grad_fn]
     while waiting:
         if (node := waiting.pop()) not in seen:
             seen.add(node)

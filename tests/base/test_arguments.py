@@ -105,7 +105,7 @@ PUBLIC = {
     "tessera.models.saving.loading": 4,
     "tessera.recipes.recipe": 2,
     "tessera.evaluation.loss": 3,
-    "tessera.evaluation.accounting": 4,
+    "tessera.evaluation.accounting": 3,
     "tessera.generation.sampling": 2,
     "tessera.data.tokenizers": 6,
     "tessera.models.presets": 3,
