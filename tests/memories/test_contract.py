@@ -174,6 +174,17 @@ class Stepped(ContextualMemory):
         return answers * self.scale.to(x.dtype), state
 
 
+class CountsItsTrainings(ContextualMemory):
+    """Scales, once it is trained, by a statistic of the training that no file holds."""
+
+    trainings = 1
+
+    def forward(self, x, *arguments, **options):
+        answers, state = super().forward(x, *arguments, **options)
+        self.trainings += self.training
+        return answers * (1 if self.training else self.trainings), state
+
+
 def learned_outside(self):
     return torch.tensor(2.0, requires_grad=True)
 
@@ -216,6 +227,7 @@ WRONG = {  # a memory, and the laws that find it out
     "draws what it does not save": (
         type("Wrong", (Stepped,), {"made": lambda self: torch.rand(())}), "saving"
     ),
+    "counts its trainings, unsaved": (CountsItsTrainings, "saving"),
     "learns what is no parameter": (type("Wrong", (Stepped,), {"made": learned_outside}), "gradients"),
     "answers zero": (wrong(answer=lambda self, x, state, y: 0 * y), "any_cut"),
     "forgets its state": (

@@ -234,6 +234,25 @@ def test_the_gaussian_says_how_much_weight_it_may_have_left_out():
     torch.testing.assert_close(recalled.output, output, rtol=0, atol=1e-3)
 
 
+@pytest.mark.parametrize("kernel", ["gaussian", "gaussian_knn", "sparsemax", "triweight"])
+def test_a_wide_head_beside_a_narrow_one_changes_no_certificate(kernel):
+    """Rows of many candidates and of few are solved apart: each by its own floor, rounding and unread leaves."""
+    keys, values = near_a_plane(2, 1500, 12), random(2, 1500, 3, seed=9)
+    slopes, options = torch.tensor([[200.0], [2000.0]]).double(), {"kernel": kernel, "tolerance": 1e-4}
+
+    def asked(heads):
+        index = tessera.recall.build(keys[heads], values[heads])
+        return index.recall(keys[heads, 3:5], slope=slopes[heads], intercept=0 * slopes[heads], **options)
+
+    both = asked(slice(0, 2))
+    for head in range(2):
+        alone = asked(slice(head, head + 1))
+        torch.testing.assert_close(both.output[head], alone.output[0], rtol=0, atol=1e-12)
+        for name, column in vars(alone.certificate).items():
+            rounding = 1e-12 if name == "dropped_weight" else 1e-14  # of an exponential, of a score
+            torch.testing.assert_close(getattr(both.certificate, name)[head], column[0], rtol=rounding, atol=0)
+
+
 def test_keys_by_chance_are_scanned_after_a_few_rounds(monkeypatch):
     rounds, read = [], search._Reader._read_leaves
     monkeypatch.setattr(search._Reader, "_read_leaves", lambda self, *args: rounds.append(1) or read(self, *args))
