@@ -128,7 +128,8 @@ def score_batches(
         sources += task.sources(batch)
         for name, scores in of_batch.items():
             values.setdefault(name, []).append(scores)
-    return {name: estimate(torch.cat(of), torch.tensor(sources) if sources else None) for name, of in values.items()}
+    groups = torch.tensor(sources) if len(set(sources)) > 1 else None
+    return {name: estimate(torch.cat(scores), groups) for name, scores in values.items()}
 
 
 def task_report(

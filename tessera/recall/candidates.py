@@ -52,7 +52,8 @@ class Candidates:
         return self._taken(torch.from_numpy(order).to(self.places.device))
 
     def padded(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Rows (g,) that have about as many, their scores (g, s) filled up with -inf; which are (g, s), whose (m,)."""
+        """By rows that have about as many: which rows (g,), their scores (g, s) filled up with -inf, where those stand
+        that are not filled up (g, s), and as which of all candidates (m,)."""
         counts = torch.bincount(self.rows, minlength=self.num_rows)
         sizes = counts.clamp(min=FEW_PAIRS).double().log2().ceil()
         for size in sizes.unique().tolist():

@@ -66,7 +66,8 @@ class Task(ABC):
         """Each score of each example, (B,); NaN where an example has nothing to score."""
 
     def sources(self, examples: Any) -> list[int]:
-        """B numbers of what the examples were drawn from, where many come of few (`estimate`); empty: all are new."""
+        """B numbers of what the examples were drawn from, where many come of few: errors are over these, if there are
+        several (`estimate`); empty: all are new."""
         return []
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tessera.base.errors import TesseraError
+from tessera.evaluation.task_scores import score_batches
 from tessera.papers.babilong.sample import RESERVED, SHORTEST, HalfFacts, books_of, draw_noise
 from tessera.papers.babilong.stories import (
     FEWEST,
@@ -310,6 +311,22 @@ def test_texts_of_one_book_count_as_one():
     assert copied == pytest.approx(alone)
     assert estimate(shares.repeat(3)).standard_error < 0.6 * alone.standard_error
     assert np.isnan(estimate(shares, torch.zeros(4)).standard_error)
+
+
+@pytest.mark.parametrize("test_noise", [None, "novels"])
+def test_the_error_of_a_score_is_that_over_books_where_there_are_several(test_noise):
+    task = BABILong(length=128, vocab_size=250, test_noise=test_noise)
+    batches = [task.sample(12, seed, "test") for seed in range(3)]
+    books = [sample.context.spans[0].book.name for batch in batches for sample in batch.details]
+
+    def predictions(batch):
+        right = torch.tensor([sample.context.spans[0].book.name == books[0] for sample in batch.details])
+        return torch.nn.functional.one_hot(batch.tokens.roll(-1, 1), 250) * right[:, None, None]
+
+    score = score_batches(task, batches, predictions)["exact_match"]
+    groups = torch.tensor([books.index(book) for book in books]) if test_noise else None
+    assert score.count == (2 if test_noise else 36)
+    assert score == pytest.approx(estimate(torch.tensor([float(book == books[0]) for book in books]), groups))
 
 
 @pytest.mark.parametrize(("kind", "median"), [("qa2", 20), ("qa3", 22), ("qa5", 24)])

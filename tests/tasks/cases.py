@@ -8,6 +8,7 @@ from random import Random
 import torch
 from torch.nn.functional import one_hot, pad
 
+from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.papers.associative_retrieval.task import AssociativeRetrieval
 from tessera.papers.babilong import stories as babi
 from tessera.papers.babilong.own_questions import OwnQuestions
@@ -88,12 +89,17 @@ class RetrievalCase(TaskCase):
         return 1 / self.task.num_symbols
 
 
+def answer_place(examples, row):
+    """Where the answer begins."""
+    return int((examples.labels[row] != IGNORED).nonzero()[0])
+
+
 class BABILongCase(TaskCase):
     def oracle(self, examples):
         """Reads the tokens as words, finds the facts among the sentences, and follows the rules."""
         words = []
         for row in range(len(examples)):
-            end = int(self.task._answer_places(examples, row)[0]) - 1
+            end = answer_place(examples, row) - 1
             text = decode(self.task.vocabulary, examples.tokens[row, :end]).lower().partition("\nanswer")[0]
             words.append(answer_to_text(text) or NOT_IN_TEXT)
         return self.answering(examples, words)
@@ -117,7 +123,7 @@ class BABILongCase(TaskCase):
         """Logits that answer a word each."""
         logits = torch.zeros(*examples.tokens.shape, self.task.vocabulary.get_vocab_size())
         for row, word in enumerate(words):
-            first = int(self.task._answer_places(examples, row)[0])
+            first = answer_place(examples, row)
             for column, token in enumerate(self.task._tokens(word), first):
                 logits[row, column - 1, int(token)] = 1.0
         return logits

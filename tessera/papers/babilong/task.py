@@ -4,6 +4,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from random import Random
 
 import numpy as np
@@ -193,8 +194,7 @@ class BABILong(Task):
     def samples(self, seed: int, split: str = "train") -> Iterator[Sample]:
         """Samples without end; the same seed and split give the same ones."""
         expect(split in SPLITS, type(self).__name__, "split", "be one of " + ", ".join(SPLITS), repr(split))
-        random = self._random(seed, split)
-        books = self.books(split)
+        random, books = self._random(seed, split), self.books(split)
         while True:
             yield self._sample(random, books, split, self.length - self.reserved + RESERVED)
 
@@ -233,17 +233,19 @@ class BABILong(Task):
 
     def sample(self, count: int, seed: int, split: str = "train") -> TokenExamples:
         """`count` samples in a row each: context, question, `<generate>`, answer, `<end>`, padding; T = `length`."""
-        stream = self.samples(seed, split)
-        samples = [next(stream) for _ in range(count)]
+        samples = tuple(islice(self.samples(seed, split), count))
         tokens = torch.full((count, self.length), self._special("pad_token"))
         target = torch.full((count, self.length), IGNORED)
         for row, sample in enumerate(samples):
             ids = np.concatenate([sample.context.tokens(), self.question_tokens(sample.question.text)])
-            ending = self.answer_tokens(sample.question.answer)
-            row_tokens = torch.from_numpy(np.concatenate([ids, ending]).astype(np.int64))
+            row_tokens = torch.from_numpy(np.append(ids, self.answer_tokens(sample.question.answer)).astype(np.int64))
             tokens[row, : len(row_tokens)] = row_tokens
             target[row, len(ids) : len(row_tokens)] = row_tokens[len(ids) :]
-        return TokenExamples(tokens, target, tuple(samples))
+        return TokenExamples(tokens, target, samples)
+
+    def sources(self, examples: TokenExamples) -> list[int]:
+        """See `Task`: the book that a sample begins in."""
+        return [hash(sample.context.spans[0].book.name) for sample in examples.details]
 
     def question_tokens(self, question: str) -> np.ndarray:
         """The question and `<generate>`: what comes behind the context."""
@@ -259,16 +261,12 @@ class BABILong(Task):
         """`exact_match` (B,): the answer is the likeliest; `published_match`: the public benchmark's rule."""
         exact, published = [], []
         for row, sample in enumerate(examples.details):
-            places = self._answer_places(examples, row)
+            places = (examples.labels[row] != IGNORED).nonzero().flatten()[:-1]  # of the answer, without the end
             said = predictions[row, places - 1].argmax(-1).cpu()
             exact.append(bool((said == examples.tokens[row, places]).all()))
             text, question = decode(self.vocabulary, said).replace(UNKNOWN, NOT_IN_TEXT), sample.question
             published.append(published_match(text, question.text, question.answer, self.labels))
         return {"exact_match": torch.tensor(exact).double(), "published_match": torch.tensor(published).double()}
-
-    def _answer_places(self, examples: TokenExamples, row: int) -> Tensor:
-        """Where the answer's tokens stand, without the end."""
-        return (examples.labels[row] != IGNORED).nonzero().flatten()[:-1]
 
     def _random(self, *of: int | str) -> Random:
         """What samples are drawn by: version 1, a text of the settings that decide stories and noise, as it stays.
