@@ -158,10 +158,13 @@ BUDGETS = {
     "cpu": (
         Trainings(MAIN_NAMES, (1,), rates=_TRIED),
         Trainings(MAIN_NAMES, (4,), rates=_TRIED[:3]),
+        Trainings((MOSAIC,), (1,), rates=(5e-3, 2e-2)),  # on both sides of the best of those rates, of each model
+        Trainings(tuple(POSITIONS), (1,), rates=(2e-3, 5e-3)),
+        Trainings(MAIN_NAMES, (4,), rates=(2e-3, 5e-3)),
         Trainings(OTHER_KERNELS, (1,), rates=_TRIED, steps=250),
         Trainings(OTHER_KERNELS, (1,), rates=_TRIED[2:]),  # the two best of the short search, of each
         # Kernels differ less than one training from the same on another processor: theirs are chosen by three seeds.
-        Trainings((MOSAIC,), (1,), rates=_TRIED, first=False),
+        Trainings((MOSAIC,), (1,), rates=(*_TRIED, 5e-3, 2e-2), first=False),
         Trainings(OTHER_KERNELS, (1,), rates=_TRIED[2:], first=False),
         Trainings(OTHER_KERNELS, (4,), rates=_TRIED[1:3]),  # the two best of the Gaussian kernel
         Trainings(MAIN_NAMES, (1, 2, 4)),
