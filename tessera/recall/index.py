@@ -157,6 +157,8 @@ def build(
 ) -> PairIndex:
     """An index of N pairs per head; `documents` (N,) says of which each pair is.
 
+    The tensors are kept, not copied, as `torch.from_numpy` does: what is written into them later is not found.
+
     Raises `TesseraError`: shapes or dtypes that do not agree.
     """
     _check(keys, values, documents)

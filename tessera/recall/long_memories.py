@@ -15,6 +15,7 @@ from tessera.recall.pair_store import PairStore
 SHORTEST = 131_072  # pairs; with fewer the scan is faster (`python -m benchmarks.recall RUN TEXT... --most N`)
 LARGEST_SHARE = 0.25  # of the pairs; where more are read, the scan is as fast (the same benchmark)
 LARGEST_ALONE = 0.75  # for fewer than `TRIED` queries: all keys are read for a scan of these, however few they are
+SCANNED_HEAD = 1.5  # what a head costs of which the index reads all pairs, in scans of it (16 queries; one costs 1)
 TRIED = 16  # queries that tell how many pairs those of a call read
 PATIENCE = 256  # queries that are scanned after pruning did not win, before it is tried again; twice as many each time
 MOST_PATIENCE = 1 << 16
@@ -34,10 +35,10 @@ def recall_through_index(
     """What `kernel_regression` over all `pairs` gives, up to rounding, or None where it should do so itself.
 
     That is where gradients are wanted, weights are looked at, the kernel has no threshold (Gaussian), there are fewer
-    than `SHORTEST` pairs, or the last `TRIED` queries read so many of them that the scan is faster: then it is tried
-    again only after `PATIENCE` queries, twice as many each time. The index is made as the pairs come and belongs to
-    their buffers, not to the state: it takes a little more memory than the keys, is not saved, and is built again after
-    loading.
+    than `SHORTEST` pairs, or in most heads the last `TRIED` queries read so many that the scan is faster: then it is
+    tried again only after `PATIENCE` queries, twice as many each time. The index is made as the pairs come and belongs
+    to their buffers, not to the state: it takes a little more memory than the keys, is not saved, and is built again
+    after loading.
     """
     batch, heads, count, _ = query.shape
     of_rows = kernel.row_parameter if isinstance(kernel, RowKernel) else None
@@ -55,9 +56,9 @@ def recall_through_index(
     intercepts = intercepts.expand(batch, heads, count)
     indices = [_index_of_row(pairs, row) for row in range(batch)]
 
-    def recalled(first: int, last: int) -> tuple[Tensor, int]:
-        """What these queries recall, and how many pairs all of them read."""
-        outputs, num_read = [], 0
+    def recalled(first: int, last: int) -> tuple[Tensor, Tensor]:
+        """What these queries recall (B, H, n, V), and the share of the pairs that they read (B, H)."""
+        outputs, shares = [], []
         for row, index in enumerate(indices):
             answer = index.recall(
                 query[row, :, first:last],
@@ -69,13 +70,13 @@ def recall_through_index(
                 query_documents=None if query_documents is None else query_documents[row, first:last],
             )
             outputs.append(answer.output)
-            num_read += int(answer.certificate.pairs_read.sum())
-        return torch.stack(outputs), num_read
+            shares.append(answer.certificate.pairs_read.double().mean(1) / pairs.length)
+        return torch.stack(outputs), torch.stack(shares)
 
     tried = min(count, TRIED)
-    output, num_read = recalled(count - tried, count)  # the last ones see most pairs
+    output, shares = recalled(count - tried, count)  # the last ones see most pairs
     largest = LARGEST_SHARE if count >= TRIED else LARGEST_ALONE
-    if num_read > largest * pairs.length * batch * heads * tried:
+    if (shares / largest).masked_fill(shares > largest, SCANNED_HEAD).mean() > 1:  # a scan of all heads
         cache.patience = min(MOST_PATIENCE, 2 * cache.patience or PATIENCE)
         cache.queries_to_scan = cache.patience
         return output if tried == count else None

@@ -1,6 +1,6 @@
 """Reading the leaves that can matter to a query, and no others."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
@@ -101,7 +101,8 @@ class _Reader:
         unit = queries.vectors / self.lengths.clamp(min=torch.finfo(self.lengths.dtype).tiny)
         self.coordinates = [leaves.coordinates(unit) for leaves in blocks]  # of directions; a length scales them
         self.roundings = [leaves.rounding(self.lengths, unit.shape[-1]) for leaves in blocks]
-        self.num_looked_at = self.num_scored = 0  # pairs whose leaf was needed, and those whose key was read
+        # Of each head, pairs whose leaf was needed, and those whose key was read.
+        self.num_looked_at, self.num_scored = torch.zeros(2, self.heads, dtype=torch.long, device=self.keys.device)
         # A product of matrices may round equal keys differently, and which of them are the nearest depends on it: all
         # that tie within rounding are kept, and scored again one by one.
         self.breaks_ties = isinstance(kernel, NearestNeighbours)
@@ -116,18 +117,32 @@ class _Reader:
         candidates, floor = self._with_floor(candidates, is_read)
         telling = min(TELLING_LEAVES, bounds.shape[1] // TELLING_PART)
         while bool((needed := (bounds > floor.unsqueeze(1)) & ~is_read).any()):
-            num_read = LEAF * int((is_read | needed).sum()) + self.num_rows * (self.length - self.filed)
-            cost = num_read * (CODE_COST + self.num_scored / max(1, self.num_looked_at))
-            if most >= telling and cost > SCAN_SHARE * self.length * self.num_rows:
-                is_read[:] = True
-                candidates, floor = self._with_floor(self._read_places(0, floor), is_read)
-                break
+            if most >= telling and (heads := self._heads_to_scan(is_read, needed)):
+                is_read.view(self.heads, self.count, -1)[heads] = True
+                candidates, floor = self._with_floor(self._scanned(heads, candidates, floor), is_read)
+                continue
             most *= GROWTH
             if needed.shape[1] > most:  # the threshold may rise: the most promising first
                 needed = _largest(bounds.masked_fill(~needed, -torch.inf), most)
             is_read |= needed
             candidates, floor = self._with_floor(candidates.joined(self._read_leaves(needed, floor)), is_read)
         return self._solved(candidates.in_order(), floor, is_read, bounds.masked_fill(is_read, -torch.inf))
+
+    def _heads_to_scan(self, is_read: Tensor, needed: Tensor) -> list[int]:
+        """Those of which so many pairs would be read, among them `needed` ones, that a scan is faster."""
+        of_heads = (self.heads, self.count * needed.shape[1])
+        num_read = LEAF * (is_read | needed).view(of_heads).sum(1) + self.count * (self.length - self.filed)
+        cost = num_read * (CODE_COST + self.num_scored / self.num_looked_at.clamp(min=1))
+        is_wide = (cost > SCAN_SHARE * self.length * self.count) & needed.view(of_heads).any(1)
+        return is_wide.nonzero().flatten().tolist()
+
+    def _scanned(self, heads: Sequence[int], candidates: Candidates, floor: Tensor) -> Candidates:
+        """`candidates`, for these heads of all pairs."""
+        parts = [self._read_places(0, floor, slice(head, head + 1)) for head in heads]
+        of_others = torch.ones_like(floor, dtype=torch.bool).view(self.heads, self.count)
+        of_others[heads] = False
+        scanned = Candidates.concatenated(parts)
+        return candidates.of_rows(of_others.flatten()).joined(scanned)
 
     def _with_floor(self, read: Candidates, is_read: Tensor) -> tuple[Candidates, Tensor]:
         """What of `read` may have weight, and the floor (R,) that it is above."""
@@ -215,19 +230,23 @@ class _Reader:
         scores = (keys * vectors[rows]).sum(-1) * self.slopes[rows] + self.intercepts[rows]
         return replace(candidates, scores=scores.masked_fill(candidates.scores == -torch.inf, -torch.inf))
 
-    def _read_places(self, first: int, floor: Tensor | None) -> Candidates:
-        """All pairs from place `first` on that may have weight, those above `floor` (R,) where one is known."""
+    def _read_places(self, first: int, floor: Tensor | None, heads: slice = slice(None)) -> Candidates:
+        """The pairs of `heads` from place `first` on that may have weight: above `floor` (R,), where one is known."""
+        rows = torch.arange(self.num_rows, device=self.keys.device).view(self.heads, self.count)[heads].flatten()
         places = torch.arange(first, self.length, device=self.keys.device)
-        keys = self.keys[:, first:].to(self.queries.vectors.dtype)
-        scores = (self.queries.vectors @ keys.mT).flatten(0, 1)
-        scores = scores * self.slopes[:, None] + self.intercepts[:, None]
+        vectors = self.queries.vectors[heads]
+        scores = (vectors @ self.keys[heads, first:].to(vectors.dtype).mT).flatten(0, 1)
+        scores = scores * self.slopes[rows, None] + self.intercepts[rows, None]
         if not self.all_visible:
-            scores = scores.masked_fill(~self._visible(self.of_query[:, None], places), -torch.inf)
+            scores = scores.masked_fill(~self._visible(self.of_query[rows, None], places), -torch.inf)
         if self.is_unbounded:
-            floor = torch.full_like(self.slopes, -torch.inf)
+            lowest = torch.full_like(self.slopes[rows], -torch.inf)
         elif floor is None:
-            floor = self.kernel.subset_floor(scores.detach(), scores != -torch.inf) - self.ties_within
-        return Candidates.above(scores, places.expand_as(scores), floor)
+            lowest = self._kernel_of(rows).subset_floor(scores.detach(), scores != -torch.inf) - self.ties_within[rows]
+        else:
+            lowest = floor[rows]
+        found = Candidates.above(scores, places.expand_as(scores), lowest)
+        return Candidates(rows[found.rows], found.scores, found.places, self.num_rows)
 
     def _read_leaves(self, needed: Tensor, floor: Tensor | None) -> Candidates:
         """The pairs of the leaves that are `needed` (R, leaves), of which there are some; those above `floor` (R,)."""
@@ -259,12 +278,15 @@ class _Reader:
 
         Where few ask, the codes say which keys are read.
         """
-        self.num_looked_at += asking.numel() * LEAF
+        head = leaves // self.blocks[block].places.shape[1]
+        num_pairs = torch.bincount(head, minlength=self.heads) * (asking.shape[1] * LEAF)
+        self.num_looked_at += num_pairs
         if lowest is not None and asking.shape[1] <= FEW_QUERIES:
             possible = self._possible(block, leaves, asking, lowest).nonzero()
             if len(possible) <= MOST_ALONE * LEAF * len(leaves):
                 yield self._alone(block, leaves, asking, possible, lowest)
                 return
+        self.num_scored += num_pairs
         for some, rows in zip(leaves.split(LEAVES_AT_ONCE), asking.split(LEAVES_AT_ONCE)):
             yield self._together(block, some, rows, lowest)
 
@@ -289,7 +311,7 @@ class _Reader:
         """See `_pairs_above`: of the keys `possible` (p, 3): which leaf, which of its queries, which place in it."""
         leaf, column, inside = possible.unbind(1)
         rows, flat = asking[leaf, column], leaves[leaf] * LEAF + inside
-        self.num_scored += len(rows)
+        self.num_scored += torch.bincount(rows // self.count, minlength=self.heads)
         vectors = self.queries.vectors.flatten(0, 1)
         all_keys, all_places = self.blocks[block].keys.flatten(0, 2), self.blocks[block].places.flatten()
         for rows_of_keys in (all_keys, all_places.unsqueeze(1)):
@@ -307,7 +329,6 @@ class _Reader:
         self, block: int, leaves: Tensor, asking: Tensor, lowest: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `_pairs_above`: of all keys of these leaves."""
-        self.num_scored += asking.numel() * LEAF
         vectors, known = self.queries.vectors.flatten(0, 1), asking.clamp(min=0)
         all_keys, all_places = self.blocks[block].keys.flatten(0, 1), self.blocks[block].places.flatten(0, 1)
         for rows_of_leaves in (all_keys, all_places):

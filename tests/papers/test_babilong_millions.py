@@ -64,7 +64,7 @@ def test_a_mosaic_reads_a_long_text_through_an_index(ask, monkeypatch):
     monkeypatch.setattr(babilong_millions, "train_recipe_stages", lambda *arguments: None)
     monkeypatch.setattr(questions, "BLOCK", 300)
     monkeypatch.setattr(long_memories, "SHORTEST", 512)
-    monkeypatch.setattr(long_memories, "LARGEST_SHARE", 1.0)
+    monkeypatch.setattr(long_memories, "SCANNED_HEAD", 1.0)
     found, logits = [], questions.question_logits
 
     def kept(model, batch):

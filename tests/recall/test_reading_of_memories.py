@@ -70,7 +70,7 @@ def test_reading_through_the_index_is_the_scan(kind, kernel, monkeypatch):
     monkeypatch.setattr(long_memories, "SHORTEST", 1 << 60)
     scanned = [read(memory, x, CUTS, **case) for case in cases]
     monkeypatch.setattr(long_memories, "SHORTEST", 64)
-    monkeypatch.setattr(long_memories, "LARGEST_SHARE", 1.0)  # it answers however many it reads
+    monkeypatch.setattr(long_memories, "SCANNED_HEAD", 1.0)  # it answers however many it reads
     calls = count_calls(monkeypatch)
     for case, expected in zip(cases, scanned):
         torch.testing.assert_close(read(memory, x, CUTS, **case), expected, rtol=0, atol=1e-10)
@@ -180,3 +180,22 @@ def test_a_query_alone_reads_more_through_the_index_than_many_do(monkeypatch):
     del calls[:]
     read(memory, x, [15, 16, 17, 18, 19, 20])
     assert len(calls) == 4, "all tokens behind at least 16 pairs"
+
+
+@pytest.mark.parametrize(("share", "goes_on"), [(0.05, True), (0.2, False)])
+def test_a_head_that_needs_all_pairs_leaves_the_index_to_others_that_need_few(monkeypatch, share, goes_on):
+    """The index scans a head by itself, for 1.5 of what a scan of it costs; a quarter of the pairs costs a scan."""
+    monkeypatch.setattr(long_memories, "SHORTEST", 16)
+    monkeypatch.setattr(long_memories, "PATIENCE", 50)
+    calls, recall = count_calls(monkeypatch), index_module.PairIndex.recall
+
+    def reading(self, queries, **options):
+        answer = recall(self, queries, **options)
+        num_read = torch.tensor([[len(self)], [int(share * len(self))]]).expand_as(answer.certificate.pairs_read)
+        return replace(answer, certificate=replace(answer.certificate, pairs_read=num_read))
+
+    monkeypatch.setattr(index_module.PairIndex, "recall", reading)
+    memory = ContextualMemory(16, 2, "sparsemax").double().eval()
+    x = torch.randn(1, 400, 16, generator=torch.Generator().manual_seed(3), dtype=torch.double)
+    read(memory, x, [200, 220])
+    assert len(calls) == (4 if goes_on else 1), "of each of two cuts the last queries and the others"

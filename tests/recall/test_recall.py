@@ -262,6 +262,26 @@ def test_keys_by_chance_are_scanned_after_a_few_rounds(monkeypatch):
     assert len(rounds) == 2, "of 2 and of 8 leaves; all 256 would take six"
 
 
+@pytest.mark.parametrize("wide", [0, 1, 2], ids="head {} by chance".format)
+@pytest.mark.parametrize("kernel", ["gaussian", *KERNELS])
+def test_heads_with_keys_by_chance_are_scanned_and_the_others_pruned(kernel, wide):
+    """Whether all pairs are read is a question to each head; a scan keeps what the pairs behind the leaves have."""
+    keys, values = near_a_plane(3, 2061, 24), random(3, 2061, 2, seed=9)
+    keys[wide] = torch.nn.functional.normalize(random(2061, 24, seed=5), dim=-1)
+    slope, intercept = KERNELS.get(kernel, (40.0, 0.0))
+    queries = keys[:, 40:43].clone()
+    queries[wide] = torch.nn.functional.normalize(random(3, 24, seed=6), dim=-1)
+    options = {"kernel": kernel, "slope": slope, "intercept": intercept}
+    recalled = tessera.recall.build(keys, values).recall(queries, **options, window=Window(2), query_offset=2061)
+    weights_and_output = scan(queries, keys, values, kernel, slope, intercept, Window(2), 2061)
+    if kernel == "gaussian":
+        torch.testing.assert_close(recalled.output, weights_and_output[0], rtol=0, atol=1e-5)
+    else:
+        check(recalled, *weights_and_output)
+    of_heads = recalled.certificate.pairs_read.amax(1)
+    assert [read > 2061 / 2 for read in of_heads.tolist()] == [head == wide for head in range(3)], of_heads
+
+
 def test_gradients_are_those_of_the_scan():
     tensors = [x.requires_grad_() for x in (near_a_plane(2, 700, 8), random(2, 700, 3, seed=9), random(2, 4, 8))]
     keys, values, queries = tensors
