@@ -1,6 +1,6 @@
 """The pairs that a search has read and that may have weight."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
@@ -25,12 +25,6 @@ class Candidates:
         """Those of scores (R, s) of places (R, s) that are above `floor` (R,), or NaN."""
         rows, columns = (~(scores <= floor.unsqueeze(1))).nonzero(as_tuple=True)
         return cls(rows, scores[rows, columns], places[rows, columns], len(floor))
-
-    @classmethod
-    def concatenated(cls, parts: Sequence[Self]) -> Self:
-        """Those of all parts, each of later rows than the one before."""
-        rows, scores, places = zip(*((part.rows, part.scores, part.places) for part in parts))
-        return cls(torch.cat(rows), torch.cat(scores), torch.cat(places), parts[0].num_rows)
 
     def of_rows(self, is_kept: Tensor) -> Self:
         """Those of the rows that `is_kept` (R,) says."""

@@ -15,7 +15,7 @@ from tessera.recall.pair_store import PairStore
 SHORTEST = 131_072  # pairs; with fewer the scan is faster (`python -m benchmarks.recall RUN TEXT... --most N`)
 LARGEST_SHARE = 0.25  # of the pairs; where more are read, the scan is as fast (the same benchmark)
 LARGEST_ALONE = 0.75  # for fewer than `TRIED` queries: all keys are read for a scan of these, however few they are
-SCANNED_HEAD = 1.5  # what a head costs of which the index reads all pairs, in scans of it (16 queries; one costs 1)
+SCANNED_HEAD = 1.2  # what a head costs of which the index reads all pairs, in scans of it (0.8 to 1.3 on such keys)
 TRIED = 16  # queries that tell how many pairs those of a call read
 PATIENCE = 256  # queries that are scanned after pruning did not win, before it is tried again; twice as many each time
 MOST_PATIENCE = 1 << 16

@@ -29,6 +29,7 @@ GROWTH = 16  # each further round reads up to this many times as many
 TELLING_LEAVES = 128  # once so many are read for a query, its threshold rises little, and tells what else is needed
 TELLING_PART = 32  # or a 32nd of all leaves, where that is less
 SCAN_SHARE = 0.5  # of the pairs: where more would be read, all are scanned, which reads them in order
+SCANNED_AT_ONCE = 1 << 18  # scores of a scan, which are looked at while they are in the cache
 SCORES_AT_ONCE = 1 << 27  # of a scan: bounds the queries that are answered together
 
 
@@ -110,7 +111,7 @@ class _Reader:
 
     def answer(self) -> Recall:
         """The most promising leaves first, then whatever may hold a pair above the threshold, until nothing may."""
-        bounds, candidates = self._bounds(), self._read_places(self.filed, None)
+        bounds, candidates = self._bounds(), self._unfiled()
         is_read, most = _largest(bounds, FIRST_LEAVES), FIRST_LEAVES
         if bool(is_read.any()):
             candidates = candidates.joined(self._read_leaves(is_read, None))
@@ -121,7 +122,7 @@ class _Reader:
                 is_read.view(self.heads, self.count, -1)[heads] = True
                 candidates, floor = self._with_floor(self._scanned(heads, candidates, floor), is_read)
                 continue
-            most *= GROWTH
+            most = GROWTH * most if most >= telling else telling
             if needed.shape[1] > most:  # the threshold may rise: the most promising first
                 needed = _largest(bounds.masked_fill(~needed, -torch.inf), most)
             is_read |= needed
@@ -137,12 +138,20 @@ class _Reader:
         return is_wide.nonzero().flatten().tolist()
 
     def _scanned(self, heads: Sequence[int], candidates: Candidates, floor: Tensor) -> Candidates:
-        """`candidates`, for these heads of all pairs."""
-        parts = [self._read_places(0, floor, slice(head, head + 1)) for head in heads]
+        """`candidates`, for these heads of all pairs above `floor` (R,)."""
         of_others = torch.ones_like(floor, dtype=torch.bool).view(self.heads, self.count)
         of_others[heads] = False
-        scanned = Candidates.concatenated(parts)
-        return candidates.of_rows(of_others.flatten()).joined(scanned)
+        lowest = self._lowest(torch.full_like(floor, -torch.inf) if self.is_unbounded else floor)
+        parts, together = [], max(LEAF, SCANNED_AT_ONCE // self.count)
+        for head in heads:
+            vectors, first_row = self.queries.vectors[head], head * self.count
+            for first in range(0, self.length, together):
+                keys = self.keys[head, first : first + together].to(vectors.dtype)
+                similarities = vectors @ keys.mT
+                is_above = ~(similarities <= lowest[first_row : first_row + self.count, None])
+                row, place = is_above.nonzero(as_tuple=True)
+                parts.append(self._scores(row + first_row, similarities[row, place], place + first))
+        return candidates.of_rows(of_others.flatten()).joined(self._in_rows(parts))
 
     def _with_floor(self, read: Candidates, is_read: Tensor) -> tuple[Candidates, Tensor]:
         """What of `read` may have weight, and the floor (R,) that it is above."""
@@ -230,33 +239,37 @@ class _Reader:
         scores = (keys * vectors[rows]).sum(-1) * self.slopes[rows] + self.intercepts[rows]
         return replace(candidates, scores=scores.masked_fill(candidates.scores == -torch.inf, -torch.inf))
 
-    def _read_places(self, first: int, floor: Tensor | None, heads: slice = slice(None)) -> Candidates:
-        """The pairs of `heads` from place `first` on that may have weight: above `floor` (R,), where one is known."""
-        rows = torch.arange(self.num_rows, device=self.keys.device).view(self.heads, self.count)[heads].flatten()
-        places = torch.arange(first, self.length, device=self.keys.device)
-        vectors = self.queries.vectors[heads]
-        scores = (vectors @ self.keys[heads, first:].to(vectors.dtype).mT).flatten(0, 1)
-        scores = scores * self.slopes[rows, None] + self.intercepts[rows, None]
+    def _unfiled(self) -> Candidates:
+        """The pairs behind the leaves that may have weight among those of their row."""
+        places = torch.arange(self.filed, self.length, device=self.keys.device)
+        keys = self.keys[:, self.filed :].to(self.queries.vectors.dtype)
+        scores = (self.queries.vectors @ keys.mT).flatten(0, 1)
+        scores = scores * self.slopes[:, None] + self.intercepts[:, None]
         if not self.all_visible:
-            scores = scores.masked_fill(~self._visible(self.of_query[rows, None], places), -torch.inf)
-        if self.is_unbounded:
-            lowest = torch.full_like(self.slopes[rows], -torch.inf)
-        elif floor is None:
-            lowest = self._kernel_of(rows).subset_floor(scores.detach(), scores != -torch.inf) - self.ties_within[rows]
-        else:
-            lowest = floor[rows]
-        found = Candidates.above(scores, places.expand_as(scores), lowest)
-        return Candidates(rows[found.rows], found.scores, found.places, self.num_rows)
+            scores = scores.masked_fill(~self._visible(self.of_query[:, None], places), -torch.inf)
+        floor = torch.full_like(self.slopes, -torch.inf)
+        if not self.is_unbounded:
+            floor = self.kernel.subset_floor(scores.detach(), scores != -torch.inf) - self.ties_within
+        return Candidates.above(scores, places.expand_as(scores), floor)
+
+    def _lowest(self, floor: Tensor) -> Tensor:
+        """Similarities (R,) of scores not above `floor`: one pass finds what is looked at exactly afterwards."""
+        lowest = (floor - self.intercepts) / self.slopes
+        epsilon = 8 * torch.finfo(lowest.dtype).eps  # a margin for rounding
+        lowest = lowest - epsilon * (lowest.abs() + (self.intercepts / self.slopes).abs())
+        return lowest.nextafter(torch.full_like(lowest, -torch.inf))  # just below 0, a slope makes it 0
+
+    def _in_rows(self, parts: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Candidates:
+        """What was found in parts: rows, scores, places."""
+        rows, scores, places = (torch.cat(tensors) for tensors in zip(*parts))
+        if self.num_rows > 1:
+            order = stable_order(rows, self.num_rows)
+            rows, scores, places = (x.index_select(0, order) for x in (rows, scores, places))
+        return Candidates(rows, scores, places, self.num_rows)
 
     def _read_leaves(self, needed: Tensor, floor: Tensor | None) -> Candidates:
         """The pairs of the leaves that are `needed` (R, leaves), of which there are some; those above `floor` (R,)."""
-        lowest = None
-        if floor is not None:
-            # A margin for rounding: what is above the floor is found in one pass, and looked at exactly afterwards.
-            lowest = (floor - self.intercepts) / self.slopes
-            epsilon = 8 * torch.finfo(lowest.dtype).eps
-            lowest = lowest - epsilon * (lowest.abs() + (self.intercepts / self.slopes).abs())
-            lowest = lowest.nextafter(torch.full_like(lowest, -torch.inf))  # just below 0, a slope makes it 0
+        lowest = None if floor is None else self._lowest(floor)
         of_blocks = needed.view(self.heads, self.count, -1).split([leaves.places.shape[1] for leaves in self.blocks], 2)
         parts = [
             part
@@ -265,11 +278,7 @@ class _Reader:
             for together in zip(leaves.split(CODES_AT_ONCE), rows.split(CODES_AT_ONCE))
             for part in self._pairs_above(block, *together, lowest)
         ]
-        rows, scores, places = (torch.cat(tensors) for tensors in zip(*parts))
-        if self.num_rows > 1:
-            order = stable_order(rows, self.num_rows)
-            rows, scores, places = (x.index_select(0, order) for x in (rows, scores, places))
-        return Candidates(rows, scores, places, self.num_rows)
+        return self._in_rows(parts)
 
     def _pairs_above(
         self, block: int, leaves: Tensor, asking: Tensor, lowest: Tensor | None

@@ -15,6 +15,7 @@ def small_blocks(monkeypatch):
         (candidates, "FEW_PAIRS", 8),
         (search, "FIRST_LEAVES", 2),
         (search, "TELLING_LEAVES", 8),
+        (search, "SCANNED_AT_ONCE", 256),
         (index, "BLOCK", 512),
         (index, "SMALL_BLOCK", 32),
         (long_memories, "SMALL_BLOCK", 32),

@@ -175,14 +175,14 @@ def check_hard_pairs(num_queries, kernel, count, kind, dtype, pieces, window, wi
 
 def test_the_rounding_of_a_product_decides_no_tie(monkeypatch):
     """Of equal keys the most recent are the nearest, in whatever last bits a product of matrices gives their scores."""
-    read = search._Reader._read_places
+    read = search._Reader._unfiled
 
-    def rounded_otherwise(self, first, floor):
-        candidates = read(self, first, floor)
+    def rounded_otherwise(self):
+        candidates = read(self)
         bits = (torch.arange(len(candidates.scores)) % 3 - 1).double()
         return replace(candidates, scores=candidates.scores * (1 + 2e-16 * bits))
 
-    monkeypatch.setattr(search._Reader, "_read_places", rounded_otherwise)
+    monkeypatch.setattr(search._Reader, "_unfiled", rounded_otherwise)
     keys = near_a_plane(1, 1, 6).expand(-1, 31, -1)
     recalled = tessera.recall.build(keys, random(1, 31, 2)).recall(keys[:, :1], kernel="gaussian_knn", slope=3.0)
     assert recalled.support.of(0, 0)[0].tolist() == list(range(15, 31))
@@ -255,17 +255,25 @@ def test_a_wide_head_beside_a_narrow_one_changes_no_certificate(kernel):
 
 def test_keys_by_chance_are_scanned_after_a_few_rounds(monkeypatch):
     rounds, read = [], search._Reader._read_leaves
-    monkeypatch.setattr(search._Reader, "_read_leaves", lambda self, *args: rounds.append(1) or read(self, *args))
+    monkeypatch.setattr(
+        search._Reader,
+        "_read_leaves",
+        lambda self, needed, floor: rounds.append(int(needed.sum())) or read(self, needed, floor),
+    )
     keys = torch.nn.functional.normalize(random(1, 2048, 24), dim=-1)
     recalled = tessera.recall.build(keys, random(1, 2048, 2)).recall(keys[:, :1], kernel="triweight", slope=2.0)
     assert recalled.certificate.pairs_read.item() == 2048
-    assert len(rounds) == 2, "of 2 and of 8 leaves; all 256 would take six"
+    assert rounds == [2, 8], "leaves, of 256"
 
 
 @pytest.mark.parametrize("wide", [0, 1, 2], ids="head {} by chance".format)
 @pytest.mark.parametrize("kernel", ["gaussian", *KERNELS])
-def test_heads_with_keys_by_chance_are_scanned_and_the_others_pruned(kernel, wide):
+def test_heads_with_keys_by_chance_are_scanned_and_the_others_pruned(kernel, wide, monkeypatch):
     """Whether all pairs are read is a question to each head; a scan keeps what the pairs behind the leaves have."""
+    scanned, scan_heads = [], search._Reader._scanned
+    monkeypatch.setattr(
+        search._Reader, "_scanned", lambda self, heads, *args: scanned.extend(heads) or scan_heads(self, heads, *args)
+    )
     keys, values = near_a_plane(3, 2061, 24), random(3, 2061, 2, seed=9)
     keys[wide] = torch.nn.functional.normalize(random(2061, 24, seed=5), dim=-1)
     slope, intercept = KERNELS.get(kernel, (40.0, 0.0))
@@ -273,11 +281,14 @@ def test_heads_with_keys_by_chance_are_scanned_and_the_others_pruned(kernel, wid
     queries[wide] = torch.nn.functional.normalize(random(3, 24, seed=6), dim=-1)
     options = {"kernel": kernel, "slope": slope, "intercept": intercept}
     recalled = tessera.recall.build(keys, values).recall(queries, **options, window=Window(2), query_offset=2061)
-    weights_and_output = scan(queries, keys, values, kernel, slope, intercept, Window(2), 2061)
+    assert scanned == [wide]
+    output, weights = scan(queries, keys, values, kernel, slope, intercept, Window(2), 2061)
     if kernel == "gaussian":
-        torch.testing.assert_close(recalled.output, weights_and_output[0], rtol=0, atol=1e-5)
+        torch.testing.assert_close(recalled.output, output, rtol=0, atol=1e-5)
+        torch.testing.assert_close(recalled.output[wide], output[wide], rtol=0, atol=1e-12)
+        assert recalled.certificate.dropped_weight[wide].max() == 0
     else:
-        check(recalled, *weights_and_output)
+        check(recalled, output, weights)
     of_heads = recalled.certificate.pairs_read.amax(1)
     assert [read > 2061 / 2 for read in of_heads.tolist()] == [head == wide for head in range(3)], of_heads
 
