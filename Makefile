@@ -62,7 +62,7 @@ bench: install ## measure speed beside other code: one table of ratios (under ha
 	$(BIN)/python -m benchmarks.run
 
 experiments-page: install ## redraw figures and tables of results/, also in docs/experiments/
-	$(BIN)/python -m tessera.papers.report
+	$(BIN)/python -m tessera.papers.results
 
 tutorials: install ## run the tutorials and write what their cells print into their pages (5 minutes)
 	$(BIN)/python docs/tutorial_outputs.py

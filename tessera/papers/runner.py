@@ -33,8 +33,7 @@ from tessera.base.files import remove, write_text_atomically, writing
 from tessera.base.locks import held
 from tessera.evaluation.provenance import num_cores, provenance
 from tessera.papers.experiment import EXPERIMENTS, Record, Run, RunContext, RunSelection
-from tessera.papers.report import write_report
-from tessera.papers.results import ResultsFile
+from tessera.papers.results import ResultsFile, write_report
 
 PROGRESS = "progress.json"
 LINE_SECONDS = 60.0

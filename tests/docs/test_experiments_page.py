@@ -5,10 +5,9 @@ import re
 import pytest
 
 from tessera.base.errors import TesseraError
-from tessera.papers import report
+from tessera.papers import results as module
 from tessera.papers.experiment import EXPERIMENTS
-from tessera.papers.report import END, MARKED, report_text, with_tables
-from tessera.papers.results import ResultsFile
+from tessera.papers.results import END, MARKED, ResultsFile, report_text, with_tables
 from tests.docs.test_code_blocks import ROOT
 
 PAGES = ROOT / "docs" / "experiments"
@@ -18,10 +17,10 @@ STORED = [name for name in EXPERIMENTS if (ROOT / "results" / name / "cpu.json")
 @pytest.fixture(scope="module", autouse=True)
 def _made_once():
     """Pages and the files beside the results show the same tables."""
-    make, made = report.tables_of, {}
+    make, made = module.tables_of, {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            report, "tables_of", lambda results: made.get(results.path) or made.setdefault(results.path, make(results))
+            module, "tables_of", lambda results: made.get(results.path) or made.setdefault(results.path, make(results))
         )
         yield
 

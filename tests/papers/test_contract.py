@@ -11,8 +11,7 @@ from tessera.base.dataclass_io import from_json, to_json
 from tessera.base.errors import TesseraError
 from tessera.papers import runner
 from tessera.papers.experiment import EXPERIMENTS, RunSelection
-from tessera.papers.report import tables_of
-from tessera.papers.results import ResultsFile
+from tessera.papers.results import ResultsFile, tables_of
 from tessera.papers.runner import reproduce
 from tessera.recipes.recipe_files import find_recipe
 from tests.covering import some
