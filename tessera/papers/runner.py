@@ -17,7 +17,6 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Self
@@ -41,7 +40,7 @@ LINE_SECONDS = 60.0
 SPAWN = multiprocessing.get_context("spawn")
 LOCK = "run.lock"
 DRAWN_EVERY = 10.0  # seconds, at most: some runs are quicker than the figure
-CHECKPOINTS = Path("runs/reproduce")
+Show = Callable[[list[tuple[Run, float, str]]], None]  # of runs under way: each with its share done, and a note
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,8 @@ class Bar:
         form, stream = "{desc} {percentage:3.0f}%|{bar:20}| {elapsed}<{remaining} {postfix}", bar_stream(LINE_SECONDS)
         self.bar = tqdm(total=total, initial=self.done, bar_format=form, leave=False, file=stream)
 
-    def show(self, under_way: Sequence[tuple[Run, float, str]]) -> None:
-        """Runs under way, each with its share done and a note."""
+    def show(self, under_way: list[tuple[Run, float, str]]) -> None:
+        """See `Show`."""
         notes = "; ".join(f"{run.key}: {note}" for run, _, note in under_way if note)
         self.bar.set_postfix_str(notes[:100], refresh=False)
         now = self.done + sum(run.cost * min(1.0, share) for run, share, _ in under_way)
@@ -112,8 +111,8 @@ class Job:
         digest = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:10]
         return self.home / f"{re.sub('[^A-Za-z0-9.=-]+', '_', run.key)}-{digest}"
 
-    def do(self, run: Run, threads: int | None = None, show: Callable[[float, str], None] | None = None) -> Record:
-        """Train and evaluate in this process; `show(share, note)` is called as it goes on."""
+    def do(self, run: Run, threads: int | None = None, show: Show | None = None) -> Record:
+        """Train and evaluate in this process; `show` is called as it goes on."""
         if threads is not None:
             torch.set_num_threads(threads)
         torch.manual_seed(run.configuration.seed)  # whatever this process did before
@@ -129,7 +128,7 @@ class Job:
                 last = now
                 Progress(min(1.0, share), note, before + now - began).write(folder)
                 if show is not None:
-                    show(share, note)
+                    show([(run, share, note)])
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
         outcome = EXPERIMENTS[self.experiment].execute(run, RunContext(folder, report, device))
@@ -144,13 +143,13 @@ def do_side_by_side(
     workers: int,
     threads: int,
     finish: Callable[[Run, Record], None],
-    show: Callable[[list[tuple[Run, float, str]]], None],
+    show: Show,
 ) -> None:
     """Do all `pending` runs, `workers` at a time with `threads` each.
 
-    `finish(run, record)` is called for each that is done, `show` every second with (run, share, note) of those that
-    are under way. When one fails, those that are done are finished first, and the others are stopped. Raises the
-    `TesseraError` of the first run that failed or was killed, other exceptions as a RuntimeError with their traceback.
+    `finish(run, record)` is called for each that is done, `show` every second with those that are under way. When one
+    fails, those that are done are finished first, and the others are stopped. Raises the `TesseraError` of the first
+    run that failed or was killed, other exceptions as a RuntimeError with their traceback.
     """
     ended, alive = SPAWN.Pipe(duplex=False)
     # One process each, so that it is known at which run a killed one was.
@@ -184,17 +183,13 @@ def do_side_by_side(
 def _told(job: Job, run: Run, error: BaseException) -> Exception:
     """What is said of a run that failed."""
     if isinstance(error, BrokenProcessPool) or not isinstance(error, Exception):  # killed, or stopped by SIGTERM
-        return TesseraError(
-            f"reproduce {job.experiment}: a worker process must not end early; that of {run.key} was killed (out "
-            "of memory?). The same command goes on from the checkpoints; --workers 1 needs the least memory."
-        )
-    if is_out_of_memory(error):
-        return TesseraError(
-            f"reproduce {job.experiment}: {run.key} must fit into memory; got {first_line(error)[:200]}. The same "
-            "command goes on from the checkpoints; --workers 1 needs the least memory."
-        )
-    # The cause is the traceback in the other process.
-    return error if isinstance(error, TesseraError) else RuntimeError(f"{run.key}:\n{error.__cause__}")
+        problem = f"a worker process must not end early; that of {run.key} was killed (out of memory?)."
+    elif is_out_of_memory(error):
+        problem = f"{run.key} must fit into memory; got {first_line(error)[:200]}."
+    else:  # the cause is the traceback in the other process
+        return error if isinstance(error, TesseraError) else RuntimeError(f"{run.key}:\n{error.__cause__}")
+    advice = "The same command goes on from the checkpoints; --workers 1 needs the least memory."
+    return TesseraError(f"reproduce {job.experiment}: {problem} {advice}")
 
 
 def _prepare(ended: Connection, imports: Sequence[str]) -> None:
@@ -218,7 +213,7 @@ def reproduce(
     selection: RunSelection,
     *,
     output: Path = Path("results"),
-    checkpoints: Path = CHECKPOINTS,
+    checkpoints: Path = Path("runs/reproduce"),
     workers: int | None = None,
     only: str | None = None,
     imports: tuple[str, ...] = (),
@@ -274,15 +269,12 @@ def _do(job: Job, runs: list[Run], pending: list[Run], results: ResultsFile, wor
             write_report(results)
             drawn = time.monotonic()
 
-    def show(run: Run, share: float, note: str) -> None:
-        bar.show([(run, share, note)])
-
     at_once = 1 if torch.cuda.is_available() else num_cores()  # one GPU has one run's memory
     workers = min(workers or at_once, len(pending))
     try:
         if workers == 1:
             for run in pending:
-                finish(run, job.do(run, show=partial(show, run)))
+                finish(run, job.do(run, show=bar.show))
         else:
             do_side_by_side(job, pending, workers, max(1, num_cores() // workers), finish, bar.show)
     finally:
