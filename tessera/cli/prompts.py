@@ -100,7 +100,7 @@ class _Measurement(NamedTuple):
 
 def _many_shot(arguments: argparse.Namespace) -> _Measurement:
     from tessera.papers.many_shot.prompting import LabelledTexts, expect_room, many_shot_scores
-    from tessera.papers.many_shot.prompts import BANKING77, READERS, TEMPLATES, by_label, read_examples
+    from tessera.papers.many_shot.task import BANKING77, READERS, TEMPLATES, by_label, read_examples
 
     data, bundled = arguments.many_shot, [BANKING77 / "train.csv", BANKING77 / "test.csv"]
     files = bundled if arguments.files is None and data == "banking77" else arguments.files

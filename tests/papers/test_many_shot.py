@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tessera.papers.experiment import Record, RunSelection
-from tessera.papers.many_shot.prompts import STRATEGIES
 from tessera.papers.many_shot.report import BUDGETS, EXPERIMENT, best, build, evaluate
+from tessera.papers.many_shot.task import STRATEGIES
 from tests.tasks.cases import case_of
 
 SMOKE = BUDGETS["smoke"]

@@ -6,8 +6,15 @@ from random import Random
 import pytest
 
 from tessera.base.errors import TesseraError
-from tessera.papers.many_shot.prompts import BANKING77, TEMPLATES, Example, by_label, draw_episode, read_examples
-from tessera.papers.many_shot.task import ManyShot
+from tessera.papers.many_shot.task import (
+    BANKING77,
+    TEMPLATES,
+    Example,
+    ManyShot,
+    by_label,
+    draw_episode,
+    read_examples,
+)
 from tests.refusals import refused
 from tests.tasks.cases import case_of
 

@@ -27,7 +27,7 @@ from tessera.papers.many_shot.prompting import (
     request_of,
     requests_of,
 )
-from tessera.papers.many_shot.prompts import DELIMITERS, TEMPLATES, Episode, Example, Template, draw_episode
+from tessera.papers.many_shot.task import DELIMITERS, TEMPLATES, Episode, Example, Template, draw_episode
 from tests.refusals import refused
 
 TOKENIZER = byte_tokenizer()

@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from tessera.data.encoding import prompt_tokens
 from tessera.evaluation.continuations import Request, continuation_likelihoods
 from tessera.models.transformer import context_limit, expect_positions
-from tessera.papers.many_shot.prompts import DELIMITERS, STRATEGIES, Episode, Example, Template, draw_episode
+from tessera.papers.many_shot.task import DELIMITERS, STRATEGIES, Episode, Example, Template, draw_episode
 from tessera.papers.records import mean_of
 from tessera.tasks.task import Estimate
 

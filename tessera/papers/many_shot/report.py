@@ -13,8 +13,7 @@ from tessera.models.sizes import num_parameters
 from tessera.papers.curves import doubling, draw_curve, panels, styles
 from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, seed_by_seed
 from tessera.papers.many_shot.prompting import episode_answers, over_contexts
-from tessera.papers.many_shot.prompts import DELIMITERS, STRATEGIES, Episode, Example
-from tessera.papers.many_shot.task import ManyShot
+from tessera.papers.many_shot.task import DELIMITERS, STRATEGIES, Episode, Example, ManyShot
 from tessera.papers.records import Curve, by_model, points_of, spread
 from tessera.papers.tables import curves_table, settings_table, trainings_table
 from tessera.papers.task_stage import TEST_SEED, EarlyStage, TaskStage, scores_of_memories, small_model, train_on_tasks
@@ -123,7 +122,7 @@ def evaluate(model: PreTrainedModel, settings: ManyShotSettings, context: RunCon
             task = settings.tested_task(shots, strategy)
             episodes = task.episodes(settings.contexts, TEST_SEED, "test", settings.queries)
             answers = [episode_answers(model, e, partial(_requests, task, e), settings.queries) for e in episodes]
-            scores.setdefault(str(shots), {})[strategy] = {n: list(v) for n, v in over_contexts(answers).items()}
+            scores.setdefault(str(shots), {})[strategy] = over_contexts(answers)
     return scores
 
 
