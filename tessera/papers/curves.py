@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from tessera.evaluation.display import save_figure
 from tessera.papers.records import mean_of
 from tessera.tasks.task import Estimate
 
 # Of matplotlib, which takes half a second to import, and most commands draw nothing.
 Axes: TypeAlias = Any
-Figure: TypeAlias = Any
 MARKERS = "osD^v<>pPX*hdH8+"
 COLORS = [*(f"C{index}" for index in range(10)), "black", "gold", "navy", "lime", "magenta", "teal"]
 
@@ -23,13 +23,6 @@ def styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     }
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """A figure of so many inches, drawn without a window."""
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
 @contextmanager
 def panels(
     path: Path, width: float, height: float, rows: int = 1, columns: int = 1, title: str = "", legend: str = "each"
@@ -39,12 +32,15 @@ def panels(
     `legend`: "each" panel its own, "shared" below all of them, each name once, or "none". A panel in which nothing was
     drawn is left out.
     """
-    figure = new_figure(width, height)
+    from matplotlib.figure import Figure  # not pyplot: no window, no global state
+
+    figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axis in axes:
+        axis.grid(alpha=0.3)
     yield axes
     handles: dict[str, Any] = {}
     for axis in axes:
-        axis.grid(alpha=0.3)
         named = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
         handles |= named
         if not axis.has_data():
@@ -57,7 +53,7 @@ def panels(
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=beside, frameon=False)
     if title:
         figure.suptitle(title)
-    figure.savefig(path, dpi=120)
+    save_figure(figure, path)
 
 
 def draw_curve(

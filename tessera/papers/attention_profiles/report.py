@@ -16,7 +16,7 @@ from tessera.inspection import recall_weights
 from tessera.models.saving.loading import load_model
 from tessera.models.sizes import num_parameters
 from tessera.models.transformer import context_limit
-from tessera.papers.curves import Axes, new_figure
+from tessera.papers.curves import Axes, panels
 from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, RunSelection
 from tessera.papers.language_modeling.run import POSITIONS
 from tessera.papers.recipe_settings import RecipeSettings, overrides_of, recipe_mapping, trained
@@ -49,8 +49,6 @@ OVERRIDES: dict[str, Mapping[str, Any]] = {
     },
 }
 SLOTS, SEQUENCES, SEEDS = {"smoke": 56, "cpu": 448}, {"smoke": 3, "cpu": 500}, {"smoke": 1, "cpu": 2}
-# The older half of the tokens says what a head gives whatever the age.
-OLDER_HALF = 0.5
 TRAINED = "models"  # beside the runs' folders
 DIGITS = 4  # significant ones of stored weights
 # Here, and in Memory Mosaics, section 7 and appendix D.
@@ -74,9 +72,8 @@ class ProfileSettings(RecipeSettings):
     """One training of a model of one block, and the profiles of its attention.
 
     Attributes:
-        model: one of `MODELS`. recipe: see `RecipeSettings`. lengths: profiles are measured in texts of so many times
-            the trained context (learned positions end with the first).
-        sequences: validation texts that a profile is averaged over.
+        lengths: profiles are measured in texts of so many times the trained context (learned positions end with the
+            first). sequences: validation texts that a profile is averaged over.
     """
 
     model: str
@@ -116,12 +113,12 @@ def mean_profile(model: PreTrainedModel, texts: ValidationWindows, report: Repor
 def recent_peak_width(profile: Tensor) -> float:
     """Tokens from the query until a head's recent peak has fallen halfway to the level of the older tokens.
 
-    `profile` (T,) by position. The level is the median weight of the older half of the tokens; the peak is the largest
-    weight among the newer half. Linear between whole distances. NaN where the peak is less than twice the level: such a
-    head has none.
+    `profile` (T,) by position. The level is the median weight of the older half of the tokens, what the head gives
+    whatever the age; the peak is the largest weight among the newer half. Linear between whole distances. NaN where the
+    peak is less than twice the level: such a head has none.
     """
     weights = profile[:-1].flip(0)  # by distance 1, 2, ... from the query
-    newer = max(1, int(len(weights) * (1 - OLDER_HALF)))
+    newer = max(1, len(weights) // 2)
     level = weights[newer:].median() if newer < len(weights) else weights.new_zeros(())
     top = int(weights[:newer].argmax())
     if weights[top] < 2 * level or weights[top] <= 0:
@@ -246,48 +243,34 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
 
 def plot(records: Mapping[str, Record], path: Path) -> None:
     """The first seed of each model: rows are lengths, columns models; below, peaks against leaks of every head."""
-    from matplotlib.ticker import NullLocator
-
     groups = {name: seeds[0] for name, seeds in by_model(records, MODELS).items()}
     lengths = sorted({int(length) for record in groups.values() for length in record.outcome["lengths"]})
-    figure = new_figure(3.6 * len(MODELS), 3.0 * (len(lengths) + 1))
-    profiles, peaks = figure.subfigures(2, 1, squeeze=False, height_ratios=[len(lengths), 1])[:, 0]
-    axes = profiles.subplots(len(lengths), len(MODELS), sharey=True, squeeze=False)
-    for row, length in zip(axes, lengths):
-        for axis, name in zip(row, MODELS):
-            _draw_profile(axis, groups.get(name), length, f"{MODELS[name]}, {length} tokens")
-    axes[0, 0].set(yscale="log", ylim=(LEAST, 1.3))
-    axes[0, 0].yaxis.set_minor_locator(NullLocator())  # minor ticks of ten axes take seconds
-    axis, every = peaks.subplots(), [head for head in heads(records) if head.width is not None]
-    axis.set(xlabel="leak rate λ of the head", ylabel="width of its recent peak, tokens")
-    axis.set_title("Memory Mosaic, every head of every seed", fontsize=9)
-    for seed in sorted({head.seed for head in every}):
-        own = [(head.leak, head.width) for head in every if head.seed == seed]
-        axis.plot(*zip(*own), "o", label=f"seed {seed}")
-    axis.grid(alpha=0.2)
-    if axis.lines:
-        axis.legend(fontsize=8)
-    profiles.suptitle("Weight of the last token on each position: mean over texts; lines are heads, dotted their mean")
-    figure.savefig(path, dpi=110)
+    rows, columns = len(lengths) + 1, len(MODELS)
+    title = "Weight of the last token on each position: mean over texts; lines are heads, dotted their mean"
+    with panels(path, 3.6 * columns, 3.0 * rows, rows, columns, title) as axes:
+        for axis, (length, name) in zip(axes, product(lengths, MODELS)):
+            # Learned positions end with the trained ones.
+            if name in groups and (measured := groups[name].outcome["lengths"].get(str(length))):
+                _draw_profile(axis, measured["profile"], groups[name].configuration.context)
+                axis.set_title(f"{MODELS[name]}, {length} tokens", fontsize=9)
+        axis, every = axes[-columns], [head for head in heads(records) if head.width is not None]
+        axis.set(xlabel="leak rate λ of the head", ylabel="width of its recent peak, tokens")
+        axis.set_title("Memory Mosaic, every head of every seed", fontsize=9)
+        for seed in sorted({head.seed for head in every}):
+            own = [(head.leak, head.width) for head in every if head.seed == seed]
+            axis.plot(*zip(*own), "o", label=f"seed {seed}")
 
 
-def _draw_profile(axis: Axes, record: Record | None, length: int, title: str) -> None:
-    axis.set_title(title, fontsize=9)
-    measured = None if record is None else record.outcome["lengths"].get(str(length))
-    if record is None or measured is None:
-        axis.text(0.5, 0.5, "not measured" if record is None else "no positions beyond the trained", ha="center")
-        axis.set_axis_off()
-        return
-    for weights in measured["profile"]:
+def _draw_profile(axis: Axes, heads: Sequence[Sequence[float]], context: int) -> None:
+    for weights in heads:
         axis.plot([max(weight, LEAST) for weight in weights], lw=0.8)
-    mean = [sum(weights) / len(weights) for weights in zip(*measured["profile"])]
+    mean = [sum(weights) / len(weights) for weights in zip(*heads)]
     axis.plot([max(weight, LEAST) for weight in mean], ":", color="black", lw=2)
-    context = record.configuration.context
-    if length > context:
-        axis.axvline(length - context, color="gray", lw=0.8, ls="--")
-    axis.axhline(1 / length, color="gray", lw=0.6)
-    axis.set_xlabel("position")
-    axis.grid(alpha=0.2)
+    if len(mean) > context:
+        axis.axvline(len(mean) - context, color="gray", lw=0.8, ls="--")
+    axis.axhline(1 / len(mean), color="gray", lw=0.6)
+    axis.set(xlabel="position", yscale="log", ylim=(LEAST, 1.3))
+    axis.minorticks_off()  # those of ten axes take seconds
 
 
 RECIPES = "The published trainings are recipes: `tessera train babistories-1 data.source=PATH`, for example."

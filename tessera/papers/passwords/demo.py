@@ -20,7 +20,7 @@ from tessera.base.files import write_text_atomically, writing
 from tessera.base.locks import held
 from tessera.data.sources import text_files
 from tessera.data.text_files import text_of_files
-from tessera.evaluation.display import COLOURS, save_figure
+from tessera.evaluation.display import COLOURS
 from tessera.evaluation.provenance import provenance
 from tessera.memory_files.answering import Answer
 from tessera.memory_files.citations import recalled_of_tokens
@@ -29,7 +29,7 @@ from tessera.memory_files.memory import Memory
 from tessera.memory_files.page import write_page
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.papers.babilong.asking import read_planted
-from tessera.papers.curves import new_figure
+from tessera.papers.curves import panels
 from tessera.papers.passwords.task import FACT, PEOPLE, QUESTION, WORDS
 from tessera.recipes.recipe import read_recipe
 from tessera.training.folder import is_unfinished_run_of
@@ -91,9 +91,7 @@ def demo(output: Path, overrides: list[str], books: list[Path], seed: int) -> No
     """Train, read, ask; print the answers, and write the figure, the page and the memory into `output`.
 
     `overrides` change the recipe; `seed` decides which passwords are hidden where.
-
-    Raises:
-        TesseraError: impossible overrides, books that cannot be read, or an output that cannot be written.
+    Raises `TesseraError`: impossible overrides, books that cannot be read, or an output that cannot be written.
     """
     recipe, names = read_recipe(RECIPE, overrides), [book.name for book in books]
     expect(len(set(names)) == len(names), "demo", "--books", "have different names", ", ".join(names))
@@ -176,24 +174,22 @@ def draw(path: Path, memory: Memory, rows: Sequence[AnsweredQuestion]) -> None:
     sizes = np.array([len(document.tokens) for document in memory.documents])
     ends = sizes.cumsum()
     names = list(rows[0].recalled)
-    figure = new_figure(9, 1.2 + 2.6 * len(names))
-    panels = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
     of_book = {document.name: number for number, document in enumerate(memory.documents)}
-    for layer, (panel, name) in enumerate(zip(panels, names), 1):
-        for number, row in enumerate(rows):
-            shares = (row.recalled[name] / row.recalled[name].sum().clamp_min(1e-30))[:-1].numpy()
-            seen = np.flatnonzero(shares >= SEEN)
-            panel.scatter(seen, np.full(len(seen), number), 120 * shares[seen], COLOURS[0 if row.is_right else 1])
-            if row.hidden.book is not None and row.hidden.place is not None:
-                book = of_book[row.hidden.book]
-                place = ends[book] - sizes[book] * (1 - row.hidden.place)
-                panel.scatter([place], [number], 160, facecolors="none", edgecolors=COLOURS[4], linewidths=1.2)
-        for end in ends[:-1]:
-            panel.axvline(end, color="#94a3b8", linewidth=0.8, linestyle="dashed")
-        panel.set_yticks(range(len(rows)), [f"the {row.hidden.person}" for row in rows], fontsize=8)
-        panel.invert_yaxis()
-        panel.set_xlim(0, ends[-1])
-        panel.set_title(f"memory of layer {layer}", fontsize=10)
-    panels[-1].set_xlabel(", then ".join(f"{name} ({size:,} tokens)" for name, size in zip(of_book, sizes)))
-    figure.suptitle("Where each memory looked while it answered (dots), and where the password is hidden (rings)")
-    save_figure(figure, path)
+    title = "Where each memory looked while it answered (dots), and where the password is hidden (rings)"
+    with panels(path, 9, 1.2 + 2.6 * len(names), len(names), title=title, legend="none") as axes:
+        for layer, (axis, name) in enumerate(zip(axes, names), 1):
+            for number, row in enumerate(rows):
+                shares = (row.recalled[name] / row.recalled[name].sum().clamp_min(1e-30))[:-1].numpy()
+                seen = np.flatnonzero(shares >= SEEN)
+                axis.scatter(seen, np.full(len(seen), number), 120 * shares[seen], COLOURS[0 if row.is_right else 1])
+                if row.hidden.book is not None and row.hidden.place is not None:
+                    book = of_book[row.hidden.book]
+                    place = ends[book] - sizes[book] * (1 - row.hidden.place)
+                    axis.scatter([place], [number], 160, facecolors="none", edgecolors=COLOURS[4], linewidths=1.2)
+            for end in ends[:-1]:
+                axis.axvline(end, color="#94a3b8", linewidth=0.8, linestyle="dashed")
+            axis.set_yticks(range(len(rows)), [f"the {row.hidden.person}" for row in rows], fontsize=8)
+            axis.invert_yaxis()
+            axis.set_xlim(0, ends[-1])
+            axis.set_title(f"memory of layer {layer}", fontsize=10)
+        axis.set_xlabel(", then ".join(f"{name} ({size:,} tokens)" for name, size in zip(of_book, sizes)))

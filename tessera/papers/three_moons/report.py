@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tessera.papers.curves import new_figure
+from tessera.papers.curves import Axes, panels
 from tessera.papers.experiment import LIBRARY, Experiment, Record
 from tessera.papers.records import mean_of
 from tessera.papers.tables import SettingsRows, markdown, settings_of, with_error
@@ -96,8 +97,7 @@ def levels(curve: list[float], periods: tuple[float, ...]) -> dict[str, float | 
         context = math.ceil(period) + LATER
         return curve[context - 1] / usual if context <= len(curve) else None
 
-    wrong = [context for context, error in enumerate(curve, 1) if error >= ACCURATE * usual]
-    last = wrong[-1] if wrong else 0
+    last = max((context for context, error in enumerate(curve, 1) if error >= ACCURATE * usual), default=0)
     return {
         "early": early,
         "after_slowest": share_after(slowest),
@@ -151,10 +151,9 @@ def _errors(records: Mapping[str, Record], triple: str) -> str:
     return markdown(["memory", "training", "seeds", "loss", "early error", *later], rows)
 
 
-def _number(values: Sequence[float | None], form: str) -> str:
-    """Over seeds; nothing where there is no number, or a curve is too short."""
-    numbers = [value for value in values if value is not None]
-    return with_error(mean_of(numbers), form) if numbers and len(numbers) == len(values) else ""
+def _number(values: Sequence[Any], form: str) -> str:
+    """Over seeds; nothing where there is no number, or a curve is too short (None)."""
+    return with_error(mean_of(values), form) if values and None not in values else ""
 
 
 def _heads(records: Mapping[str, Record]) -> str:
@@ -188,19 +187,15 @@ def _gains(records: Mapping[str, Record]) -> str:
 def plot(records: Mapping[str, Record], path: Path) -> None:
     """Errors of both memories and each triple, and the matrices of the first seed of three heads."""
     names = [name for name in PANELS if seeds_of(records, name)]
-    figure = new_figure(5.6 * len(TRIPLES), 3.4 + 3.4 * len(names))
-    errors, matrices = figure.subfigures(2, 1, squeeze=False, height_ratios=[max(1, len(names)), 1])[:, 0]
-    for row, name in enumerate(names):
-        for column, triple in enumerate(TRIPLES):
-            axis = errors.add_subplot(len(names), len(TRIPLES), row * len(TRIPLES) + column + 1)
+    title = "Three moons: error of auto-regressive predictions (thick: first seed), and the moons of the heads"
+    with panels(path, 5.6 * len(TRIPLES), 3.4 + 3.4 * len(names), len(names) + 1, len(TRIPLES), title) as axes:
+        for axis, (name, triple) in zip(axes, product(names, TRIPLES)):
             _draw_errors(axis, records, name, triple)
-    if "three_heads" in names:
-        _draw_matrices(matrices, seeds_of(records, "three_heads")[0])
-    figure.suptitle("Three moons: error of auto-regressive predictions (thick: first seed), and the moons of the heads")
-    figure.savefig(path, dpi=110)
+        if "three_heads" in names:
+            _draw_matrices(axes[-len(SYMBOLS) :], seeds_of(records, "three_heads")[0])
 
 
-def _draw_errors(axis, records: Mapping[str, Record], name: str, triple: str) -> None:
+def _draw_errors(axis: Axes, records: Mapping[str, Record], name: str, triple: str) -> None:
     """Deviation of the continuation against the number of observations before it; vertical lines are periods."""
     for index, (part, title) in enumerate(ROUNDS.items()):
         curves = _curves(records, name, part, triple)
@@ -222,7 +217,6 @@ def _draw_errors(axis, records: Mapping[str, Record], name: str, triple: str) ->
             axis.text(context, MEAN_MODULUS * 1.24, f" {words}", color=color, fontsize=8, va="top")
     axis.set(title=f"{VARIANTS[name].title}, {triple} triple {periods}", ylim=(0, MEAN_MODULUS * 1.25))
     axis.set(xlim=(0, None), xlabel="context length (observations)", ylabel="mean absolute deviation")
-    axis.legend(fontsize=7, loc="upper right")
 
 
 def _curves(records: Mapping[str, Record], name: str, part: str, triple: str) -> list[list[float]]:
@@ -230,11 +224,12 @@ def _curves(records: Mapping[str, Record], name: str, part: str, triple: str) ->
     return [errors[triple]["mean"] for errors in outcomes if triple in errors]
 
 
-def _draw_matrices(figure, record: Record) -> None:
+def _draw_matrices(axes: Sequence[Axes], record: Record) -> None:
     """The moduli of the matrices with their numbers."""
     parts = moduli(record.outcome["first_round"]["weights"])
-    for axis, (name, matrix) in zip(figure.subplots(1, len(parts)), parts.items(), strict=True):
-        picture = axis.imshow(matrix.tolist(), cmap="viridis", vmin=0)
+    for axis, (name, matrix) in zip(axes, parts.items(), strict=True):
+        axis.grid(False)
+        axis.imshow(matrix.tolist(), cmap="viridis", vmin=0)
         for (i, j), value in np.ndenumerate(matrix.numpy()):
             color = "w" if value < matrix.max() / 2 else "k"
             axis.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=8, color=color)
@@ -242,7 +237,6 @@ def _draw_matrices(figure, record: Record) -> None:
             ticks(range(count), [str(number + 1) for number in range(count)])
         axis.set(**dict(zip(("xlabel", "ylabel"), ("head", "moon") if name == "W_z" else ("moon", "head"))))
         axis.set_title(f"|{SYMBOLS[name]}|, 3 heads, seed {record.configuration.seed}, as published", fontsize=10)
-        figure.colorbar(picture, ax=axis, fraction=0.046)
 
 
 PUBLISHED = "The first round of --budget cpu is the published training."

@@ -1,8 +1,9 @@
 """Three moons (Memory Mosaics, section 5): one memory of all moons against one memory for each."""
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -93,12 +94,11 @@ class MoonSettings:
         return Run(f"{name}/seed {seed}", settings, cost=(1.0 + 5.0 * is_trained) * (0.4 + settings.num_heads))
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """A row of the table: how its settings differ from the budget's, and its share of the published learning rate."""
 
     title: str
-    changes: dict[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Any] = {}
     rate: float = 1.0
 
 
