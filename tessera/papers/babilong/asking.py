@@ -100,8 +100,7 @@ def answered(
         sampling: of models that were not trained on questions: they continue the text after the question.
         shots: text before the sample's; then the question stands in `ASKED`, and what the model says ends with the line
             that it begins.
-    Raises:
-        TesseraError: a text or a question without tokens or too long for the model, or logits that are not finite.
+    Raises `TesseraError`: a text or question without tokens or too long for the model, or logits that are not finite.
     """
     text, question = sample.input, sample.question
     is_trained = answers_questions(tokenizer)
@@ -133,8 +132,7 @@ def score_samples(
     Args:
         shots: stories before each sample (`shots_of`). results: a folder for the answers as the benchmark's own
             evaluation keeps them (`write_results`).
-    Raises:
-        TesseraError: a path that does not name the task or length that `shots` and `results` need.
+    Raises `TesseraError`: a path that does not name the task or length that `shots` and `results` need.
     """
     samples = benchmark.read_samples(path)
     kind, labels = benchmark.benchmark_labels(path, [sample.target for sample in samples])

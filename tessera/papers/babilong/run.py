@@ -17,7 +17,7 @@ from torch import Tensor
 from tessera.evaluation.questions import right_answers
 from tessera.models.armt.modeling import ARMTForCausalLM, ARMTState
 from tessera.models.sizes import num_parameters
-from tessera.papers.babilong.sample import RESERVED, Borders, Context, hide
+from tessera.papers.babilong.sample import RESERVED, Context, hide
 from tessera.papers.babilong.stories import LENGTHS, PLAIN_FACT
 from tessera.papers.babilong.task import BABILong
 from tessera.papers.experiment import PAPER_KERNELS, Run, RunContext, RunSelection
@@ -320,10 +320,9 @@ def written_noise(
 ) -> dict[str, Any]:
     """The shares of segments of the test's books that change an association matrix.
 
-    Returns:
-        `in_text`: read after the text in front of them. `alone`: the same segments, each read with an empty memory. If
-        that is far more, gates stay shut because of what the memory holds, and open when it is overwritten.
-        `normaliser`: the mean of |z| over layers, features and texts after 1, 2, 4, ... segments.
+    `in_text`: read after the text in front of them. `alone`: the same segments, each read with an empty memory. If that
+    is far more, gates stay shut because of what the memory holds, and open when it is overwritten. `normaliser`: the
+    mean of |z| over layers, features and texts after 1, 2, 4, ... segments.
     """
     length, random = segments * model.config.segment_size + RESERVED, Random(f"noise {seed}")
     contexts = [hide((), task.books("test"), length, random) for _ in range(texts)]
@@ -342,16 +341,15 @@ def written_noise(
 def written_facts(model: ARMTForCausalLM, task: BABILong, seed: int, *, texts: int = 1024) -> dict[str, float]:
     """The shares of facts for which an association matrix changes: one fact in two segments of the test's books each.
 
-    Returns:
-        `whole`: of the facts that lie in one segment. Of those that lie across the border, `first_part`: in the first
-        segment, and `second_part`: in the second. A kind of which there was none is left out.
+    `whole`: of the facts that lie in one segment. Of those that lie across the border, `first_part`: in the first
+    segment, and `second_part`: in the second. A kind of which there was none is left out.
     """
     segment, random = model.config.segment_size, Random(f"facts {seed}")
     books, facts = task.books("test"), task.possible_facts()
     written: dict[str, list[bool]] = {"whole": [], "first_part": [], "second_part": []}
     for share in (0.0, 1.0):  # by chance too few facts lie across the border
         contexts = [
-            hide((random.choice(facts),), books, 2 * segment + RESERVED, random, borders=Borders(segment, share))
+            hide((random.choice(facts),), books, 2 * segment + RESERVED, random, segment=segment, split_facts=share)
             for _ in range(texts // 2)
         ]
         changes = [changed.tolist() for _, _, changed in _writes(model, _tokens(model, contexts))]

@@ -69,11 +69,9 @@ def book_files(source: Source, split: str, test: Source | None = None) -> list[P
     others = [file for file in files if file not in named]
     tests = others[5::6] or others[-1:]
     validation = named or [file for file in others if file not in tests][4::5] or others[-2:-1]
-    if split == "test":
-        return tests
-    if split == "validation" and test is not None:
-        return [*validation, *tests]
-    return validation if split == "validation" else [file for file in others if file not in {*tests, *validation}]
+    if split == "validation":
+        return validation if test is None else [*validation, *tests]
+    return tests if split == "test" else [file for file in others if file not in {*tests, *validation}]
 
 
 def draw_noise(books: Sequence[Book], length: int, random: Random) -> list[Span]:
@@ -215,37 +213,6 @@ def has_room(facts: Sequence[np.ndarray], length: int, share: float) -> bool:
 
 
 @dataclass(frozen=True)
-class Borders:
-    """Where facts are to be cut in two: a `share` of them, by borders behind every `segment` tokens."""
-
-    segment: int
-    share: float
-
-    def across(
-        self, positions: Sequence[int], facts: Sequence[np.ndarray], spans: Sequence[Span], random: Random
-    ) -> list[int]:
-        """`positions` in the noise, a share of them moved to the nearest one at which a border cuts the fact.
-
-        Facts keep their order. The more of them there are for the borders, the fewer find a place, and the further
-        back they lie: with a share of a half, a quarter of QA1's facts are cut in eight segments, nearly half in 32.
-        """
-        moved: list[int] = []
-        # How many tokens of noise stand before each of its sentences; the last entry is how many there are.
-        starts = np.append(0, np.concatenate([np.diff(span.starts) for span in spans]).cumsum())
-        for position, fact in zip(positions, facts):
-            earliest = moved[-1] if moved else 0
-            place = max(position, earliest)
-            if random.random() < self.share:
-                rest = self.segment - starts[earliest:] % self.segment  # tokens up to the next border
-                cut = earliest + np.flatnonzero(rest < len(fact))
-                if len(cut):
-                    place = int(cut[np.abs(cut - position).argmin()])
-            moved.append(place)
-            starts = starts + len(fact)
-        return moved
-
-
-@dataclass(frozen=True)
 class HalfFacts:
     """Puts ends of facts, such as "to the garden", at borders of segments: they hold one name of two and tell nothing.
 
@@ -298,15 +265,42 @@ def hide(
     length: int,
     random: Random,
     lookalikes: Lookalikes | None = None,
-    borders: Borders | None = None,
+    segment: int = 0,
+    split_facts: float = 0.0,
 ) -> Context:
     """Facts at random places of noise that fills `length - 20` tokens together with them.
 
-    Places are drawn with replacement from 0 to the number of sentences, and sorted; some then move to `borders`.
+    Places are drawn with replacement from 0 to the number of sentences, and sorted. With a `segment`, a share
+    `split_facts` of them then moves to where a border behind every so many tokens cuts the fact in two.
     """
     spans = draw_noise(books, length - RESERVED - sum(len(fact) for fact in facts), random)
     sentences = sum(span.num_sentences for span in spans)
     positions = sorted(random.randint(0, sentences) for _ in facts)
-    if borders is not None:
-        positions = borders.across(positions, facts, spans, random)
+    if segment and split_facts:
+        positions = _across_borders(segment, split_facts, positions, facts, spans, random)
     return Context(tuple(spans), tuple(facts), tuple(positions), lookalikes)
+
+
+def _across_borders(
+    segment: int, share: float, positions: Sequence[int], facts: Sequence[np.ndarray], spans: Sequence[Span],
+    random: Random,
+) -> list[int]:  # fmt: skip
+    """`positions` in the noise, a share of them moved to the nearest one at which a border cuts the fact.
+
+    Facts keep their order. The more of them there are for the borders, the fewer find a place, and the further
+    back they lie: with a share of a half, a quarter of QA1's facts are cut in eight segments, nearly half in 32.
+    """
+    moved: list[int] = []
+    # How many tokens of noise stand before each of its sentences; the last entry is how many there are.
+    starts = np.append(0, np.concatenate([np.diff(span.starts) for span in spans]).cumsum())
+    for position, fact in zip(positions, facts):
+        earliest = moved[-1] if moved else 0
+        place = max(position, earliest)
+        if random.random() < share:
+            rest = segment - starts[earliest:] % segment  # tokens up to the next border
+            cut = earliest + np.flatnonzero(rest < len(fact))
+            if len(cut):
+                place = int(cut[np.abs(cut - position).argmin()])
+        moved.append(place)
+        starts = starts + len(fact)
+    return moved

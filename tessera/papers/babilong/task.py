@@ -20,7 +20,6 @@ from tessera.papers.babilong.benchmark import ASKED, published_match
 from tessera.papers.babilong.sample import (
     RESERVED,
     Book,
-    Borders,
     HalfFacts,
     Lookalikes,
     Sample,
@@ -206,12 +205,11 @@ class BABILong(Task):
         random, books = self._random(context_tokens, seed, split), self.books(split)
         contexts, sources, questions_by_row, early_by_row = [], [], [], []
         borders = range(segment, context_tokens + 1, segment) if early else ()
-        cuts = Borders(segment, self.split_facts) if segment and self.split_facts else None
         halves = None
         if segment and (self.half_facts or self.cut_facts):
             halves = HalfFacts(segment, self.half_facts, self.cut_facts, self.possible_facts(), self._names())
         for _ in range(count):
-            sample = self._sample(random, books, split, context_tokens + RESERVED, cuts)
+            sample = self._sample(random, books, split, context_tokens + RESERVED, segment)
             tokens = sample.context.tokens()
             sources.append(books.index(sample.context.spans[0].book))
             contexts.append(tokens if halves is None else halves.into(tokens, sample.context.is_fact(), random))
@@ -277,9 +275,7 @@ class BABILong(Task):
         text = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
         return Random(" ".join(map(str, (f"BABILong({text})", *of))))
 
-    def _sample(
-        self, random: Random, books: Sequence[Book], split: str, length: int, borders: Borders | None = None
-    ) -> Sample:
+    def _sample(self, random: Random, books: Sequence[Book], split: str, length: int, segment: int = 0) -> Sample:
         is_empty = bool(self.absent) and random.random() < self.absent
         while True:
             story = babi.Story((), self._unanswered((), split)) if is_empty else self._story(random, split, length)
@@ -290,7 +286,7 @@ class BABILong(Task):
                     words, seed = np.unique(self._tokens(STORY_WORDS)), random.getrandbits(32)
                     near = self.possible_facts() if self.near_facts else ()
                     lookalikes = Lookalikes(self.lookalikes, words, self.near_facts, near, self._names(), seed)
-                context = hide(facts, books, length, random, lookalikes, borders)
+                context = hide(facts, books, length, random, lookalikes, segment, self.split_facts)
                 return Sample(context, story, random.choice(story.questions))
 
     def _questions_about(self, facts: Sequence[str], split: str) -> list[babi.Question]:
