@@ -31,9 +31,11 @@ class SourceTargetTask(Task):
     source: ClassVar[str] = "Sparse Attention as Compact Kernel Regression, section 4.3"
     main_score: ClassVar[str] = "exact_match"
     shortest: ClassVar[int] = 1
+    first_symbol: ClassVar[int] = 0  # in front of the symbols stand the task's own tokens
 
     length: int = 48
     spread: int = 16
+    num_symbols: int = 32
 
     def __post_init__(self) -> None:
         where = type(self).__name__
@@ -42,9 +44,9 @@ class SourceTargetTask(Task):
         expect(low >= self.shortest, where, "length - spread", f"be at least {self.shortest}", low)
 
     @property
-    @abstractmethod
     def vocab_size(self) -> int:
-        """Symbols, separators of the task, and the four special tokens."""
+        """The task's own tokens, symbols, and the four special tokens."""
+        return self.first_symbol + self.num_symbols + 4
 
     @property
     def special(self) -> dict[str, int]:
@@ -87,16 +89,9 @@ class SourceTargetTask(Task):
 class Ordering(SourceTargetTask):
     """n symbols, independent and uniform in 0..num_symbols - 1."""
 
-    num_symbols: int = 32
-
     def __post_init__(self) -> None:
         super().__post_init__()
         expect(self.num_symbols >= 2, type(self).__name__, "num_symbols", "be at least 2", self.num_symbols)
-
-    @property
-    def vocab_size(self) -> int:
-        """Symbols and the four special tokens."""
-        return self.num_symbols + 4
 
     @abstractmethod
     def target(self, symbols: Tensor) -> Tensor:
@@ -146,6 +141,7 @@ class MultiQueryRecall(SourceTargetTask):
 
     summary: ClassVar[str] = "MQMTAR: recall the two-token values of several keys; exact match beyond training lengths"
     shortest: ClassVar[int] = 8
+    first_symbol: ClassVar[int] = FIRST_SYMBOL
 
     num_symbols: int = 256
     num_words: int = 10_000
@@ -160,11 +156,6 @@ class MultiQueryRecall(SourceTargetTask):
         expect(self.num_words <= possible, where, "num_words", f"be at most num_symbols^2 ({possible})", self.num_words)
         least = f"be at least the number of pairs in the longest source ({pairs})"
         expect(self.num_words >= pairs, where, "num_words", least, self.num_words)
-
-    @property
-    def vocab_size(self) -> int:
-        """Filler, two separators, symbols and the four special tokens."""
-        return FIRST_SYMBOL + self.num_symbols + 4
 
     def scored(self, labels: Tensor) -> Tensor:
         """The values' symbols: the separators between them need no knowledge."""
