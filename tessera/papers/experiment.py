@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from tessera.base.errors import TesseraError, did_you_mean, expect
 from tessera.base.registry import Registry
 
-BUDGETS = ("smoke", "cpu")
 # Those that Sparse Attention as Compact Kernel Regression compares, in the order of its tables: names in our tables.
 PAPER_KERNELS = {
     "gaussian": "Gaussian",
@@ -123,7 +122,7 @@ class Experiment:
     @property
     def budgets(self) -> tuple[str, ...]:
         """The names of its budgets."""
-        return (*BUDGETS, "long") if self.long else BUDGETS
+        return ("smoke", "cpu", "long") if self.long else ("smoke", "cpu")
 
     def runs(self, selection: RunSelection) -> list[Run]:
         """The runs of a selection, whose names are checked first.

@@ -64,8 +64,7 @@ def train_on_tasks(
             examples = stage.tasks[step % len(stage.tasks)].sample(stage.batch_size, stage.first_seed + step)
             return model(input_ids=examples.tokens.to(model.device), labels=examples.labels.to(model.device)).loss
 
-        options: dict[str, Any] = {"report": report, "validate": validate, "name": stage.name}
-        outcome = fit(model, loss, stage.fit, context.folder, **options)
+        outcome = fit(model, loss, stage.fit, context.folder, report=report, validate=validate, name=stage.name)
         outcomes[stage.name] = outcome.outcome() | test(stage.name)
         done += stage.fit.steps * stage.batch_size
     return outcomes

@@ -87,8 +87,7 @@ class RetrievalSettings:
     """One training by a curriculum, and its tests.
 
     Attributes:
-        model: one of `NAMES`. rule: "rewrite" or "remember". curriculum, fit: the stages, and what they share.
-        batch_size, questions: contexts per step, and questions to each of them.
+        curriculum, fit: the stages, and what they share. batch_size, questions: contexts per step, questions to each.
         measured: numbers of pairs. test_contexts: held-out contexts per measured number of at most 10 pairs, a quarter
             of them for more, with `test_questions` to each. validation_contexts: of a validation.
     """

@@ -22,6 +22,7 @@ from tessera.papers.task_stage import (
     small_model,
     train_on_tasks,
 )
+from tessera.tasks.task import Estimate
 from tessera.training.fit import FitOptions
 
 # Names of rows, in the order of tables and figures.
@@ -184,11 +185,10 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
     settings = run.configuration
     model = build(settings).to(context.device)
 
-    def scores(lengths: tuple[int, ...]) -> dict[str, list[float]]:
-        """Length -> mean, standard error over samples and count of the share of right answers."""
+    def scores(lengths: tuple[int, ...]) -> dict[str, Estimate]:
+        """Length -> the share of right answers."""
         tested = (settings.test_tokens, settings.test_samples, context.device)
-        estimates = {n: held_out_scores(model, settings.task_at(n), n, *tested) for n in lengths}
-        return {str(length): list(of_length["exact_match"]) for length, of_length in estimates.items()}
+        return {str(n): held_out_scores(model, settings.task_at(n), n, *tested)["exact_match"] for n in lengths}
 
     def test(stage: str) -> dict[str, Any]:
         """The scores after a stage; none after the early ones."""

@@ -74,10 +74,9 @@ class DocumentQA(Task):
             expect(getattr(self, name) >= 1, where, name, "be at least 1", getattr(self, name))
         expect(0 <= self.wording <= FULL_WORDING, where, "wording", f"lie in [0, {FULL_WORDING}]", self.wording)
         expect(self.num_documents >= 1, where, "length", f"be at least {self.length_of(1)}", self.length)
+        people, advice = self.num_documents * self.people, "Ask fewer, or use longer samples."
         needed = f"be at least the questions ({self.questions})"
-        expect(self.num_documents * self.people >= self.questions, where, "people in all documents", needed,
-               self.num_documents * self.people, "Ask fewer, or use longer samples.")  # fmt: skip
-        people = self.num_documents * self.people
+        expect(people >= self.questions, where, "people in all documents", needed, people, advice)
         known = f"lie in [{people}, {NUM_NAMES}]"
         expect(people <= self.num_names <= NUM_NAMES, where, "num_names", known, self.num_names)
         known = f"lie in [{people}, {self.num_names}]"

@@ -53,8 +53,7 @@ class InductionSettings:
     """One training and its test.
 
     Attributes:
-        model: one of `MODELS`. hidden_size, num_heads: of the model. task: of training, validation and test.
-        batch_size, fit: of the training. validation, test: sequences.
+        task: of training, validation and test. batch_size, fit: of the training. validation, test: sequences.
     """
 
     model: str
