@@ -13,7 +13,7 @@ PRMT are stored a second time under `memory_cell.layers.`. Published names on th
 
 import re
 from difflib import get_close_matches
-from functools import reduce
+from functools import partial, reduce
 
 import torch
 from torch import Tensor
@@ -63,24 +63,6 @@ ASSOCIATION = {
 }
 
 
-@REFERENCES.register("armt")
-def armt(state_dict: dict[str, Tensor], arguments: dict) -> ARMTForCausalLM:
-    """`AssociativeMemoryCell` in `AssociativeRecurrentWrapper` of the published code."""
-    return _rebuild("armt", ARMTForCausalLM, state_dict, arguments)
-
-
-@REFERENCES.register("rmt")
-def rmt(state_dict: dict[str, Tensor], arguments: dict) -> RMTForCausalLM:
-    """`MemoryCell` in `RecurrentWrapper` of the published RMT code."""
-    return _rebuild("rmt", RMTForCausalLM, state_dict, arguments)
-
-
-@REFERENCES.register("prmt")
-def prmt(state_dict: dict[str, Tensor], arguments: dict) -> PRMTForCausalLM:
-    """The published parallel RMT: as it is meant, or with `compatibility="published"` as it runs (see `PRMTConfig`)."""
-    return _rebuild("prmt", PRMTForCausalLM, state_dict, arguments)
-
-
 def _rebuild(source: str, model_class: type, state_dict: dict[str, Tensor], arguments: dict) -> SegmentedForCausalLM:
     config = configuration(source, arguments)
     tensors = convert(source, state_dict, config)
@@ -101,12 +83,19 @@ def _rebuild(source: str, model_class: type, state_dict: dict[str, Tensor], argu
     return model.eval()
 
 
+for name, model_class in {
+    "armt": ARMTForCausalLM,  # `AssociativeMemoryCell` in `AssociativeRecurrentWrapper`
+    "rmt": RMTForCausalLM,  # `MemoryCell` in `RecurrentWrapper`
+    "prmt": PRMTForCausalLM,  # as it is meant, or with compatibility="published" as it runs (see `PRMTConfig`)
+}.items():
+    REFERENCES.add(name, partial(_rebuild, name, model_class))
+
+
 def configuration(source: str, arguments: dict) -> SegmentedConfig:
     """Our configuration of the published constructors' arguments."""
     arguments = check_arguments(source, arguments, ARGUMENTS[source])
-    required = [name for name in ("base_model", "num_mem_tokens", "segment_size", "d_mem") if name in arguments]
-    for name in required:
-        if arguments[name] is None:
+    for name in ("base_model", "num_mem_tokens", "segment_size", "d_mem"):
+        if name in arguments and arguments[name] is None:
             raise TesseraError(f"{source}: argument {name!r} is missing.")
     shared = {
         "base_config": base_configuration(source, arguments["base_model"]),

@@ -18,6 +18,7 @@ a published per-head scalar, which the code multiplies by ten.
 import difflib
 import math
 import re
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -108,12 +109,15 @@ LARGEST_LOG_KEY_SCALE = 5.0  # the published clamp of 10 b
 
 
 class StackAssoMemImporter:
-    """From one published class to ours; subclasses say what is theirs. This one is the plain Memory Mosaics module."""
+    """From one published class to ours; subclasses say what is theirs. This one is the plain module of
+    facebookresearch/MemoryMosaics.
+    """
 
     known = ARGUMENTS
     key_projection = "k_featurizer.conv"
     leak = "leaky_key_beta"
     allowed = {"v_shift": (1,), "k_fe_type": ("linearconv",), "k_kernel_size": (1,)}
+    largest_log_value_scale = largest_log_output_scale = math.inf  # of contextual and of persistent memories
 
     def __init__(self, source: str, state_dict: dict[str, Tensor], arguments: dict):
         self.source = source
@@ -139,30 +143,15 @@ class StackAssoMemImporter:
         """Parameters of the contextual memories' bandwidth: the slope of the scores in the cosine is s^2."""
         return {"log_inverse_bandwidth": 2 * log_key_scale}
 
-    def log_value_scale(self, log_scale: Tensor) -> Tensor:
-        """Log of the contextual values' scale, from 10 b."""
-        return log_scale
-
-    def log_output_scale(self, log_scale: Tensor) -> Tensor:
-        """Log of the persistent memories' scale, from 10 b."""
-        return log_scale
-
-    def projection_weight(self, weight: Tensor) -> Tensor:
-        """The key projection (hidden, hidden) of the published tensor."""
-        return weight.squeeze(-1)  # of width one: a wider one keeps its axis, which fits nothing
-
     def leak_rate(self, memory: str) -> Tensor:
         """The published scalar of the leak, (H,)."""
         return self.published.take(f"{memory}.{self.leak}", self.arguments["n_head"])
 
     def model(self) -> MemoryMosaicForCausalLM:
         """Our model, in eval mode."""
-        config = self.configuration()
+        shared = shared_settings(self.source, self.arguments, self.allowed)
+        config = MemoryMosaicConfig(**shared, **self.settings())
         return filled(self.source, MemoryMosaicForCausalLM, config, self.parameters())
-
-    def configuration(self) -> MemoryMosaicConfig:
-        """Our configuration of the published constructor's arguments."""
-        return MemoryMosaicConfig(**shared_settings(self.source, self.arguments, self.allowed), **self.settings())
 
     def parameters(self) -> dict[str, Tensor]:
         """Our parameters as a differentiable function of the published ones; each tensor must be met once."""
@@ -189,25 +178,26 @@ class StackAssoMemImporter:
         log_key_scale, log_scale = self._memory(result, theirs, ours)
         for name, tensor in self.contextual_scores(log_key_scale).items():
             result[f"{ours}.bandwidth.{name}"] = tensor
-        result[f"{ours}.output.log_scale"] = self.log_value_scale(log_scale)
+        result[f"{ours}.output.log_scale"] = log_scale.clamp(max=self.largest_log_value_scale)
         self._values(result, f"{theirs}.v_featurizer", f"{ours}.value_extractor")
 
     def _persistent(self, result: dict, theirs: str, ours: str) -> None:
         log_key_scale, log_scale = self._memory(result, theirs, ours)
         # The query carries the squared key scale, the slots none.
         result[f"{ours}.bandwidth.log_inverse_bandwidth"] = 2 * log_key_scale
-        result[f"{ours}.output.log_scale"] = self.log_output_scale(log_scale)
+        result[f"{ours}.output.log_scale"] = log_scale.clamp(max=self.largest_log_output_scale)
         for name, prefix in (("slot_keys", "M_k"), ("slot_values", "M_v")):
             banks = range(self.arguments["pmem_count"])
-            result[f"{ours}.{name}"] = torch.cat(
-                [self.published.take(f"{theirs}.pmem.{prefix}{bank}") for bank in banks]
-            )
+            tensors = [self.published.take(f"{theirs}.pmem.{prefix}{bank}") for bank in banks]
+            result[f"{ours}.{name}"] = torch.cat(tensors)
 
     def _memory(self, result: dict, theirs: str, ours: str) -> tuple[Tensor, Tensor]:
         """Keys and combining layer of either memory; returns log s = min(10 b, 5) and 10 b of its other scalar."""
         take = self.published.take
         weight = take(f"{theirs}.{self.key_projection}.weight")
-        result[f"{ours}.key_extractor.projection.weight"] = self.projection_weight(weight)
+        if weight.dim() == 3:  # a convolution of width one: a wider one keeps its axis, which fits nothing
+            weight = weight.squeeze(-1)
+        result[f"{ours}.key_extractor.projection.weight"] = weight
         if self.arguments["bias"]:
             result[f"{ours}.key_extractor.projection.bias"] = take(f"{theirs}.{self.key_projection}.bias")
         result[f"{ours}.key_extractor.decay_rate"] = 10 * precise(self.leak_rate(theirs))
@@ -230,13 +220,13 @@ class StackAssoMemImporter:
             result[f"{ours}.projection.bias"] = self.published.take(f"{theirs}.conv.bias")
 
     def _affine(self, result: dict, theirs: str, ours: str) -> None:
-        result[f"{ours}.weight"] = self.published.take(f"{theirs}.weight")
-        if self.arguments["bias"]:
-            result[f"{ours}.bias"] = self.published.take(f"{theirs}.bias")
+        result |= self.published.affine(theirs, ours, self.arguments["bias"])
 
 
 class SparseKernelImporter(StackAssoMemImporter):
-    """`StackAssoMem(method=...)`: ReLUmax and normalised ReLU apply the key scale s twice, slope s^4."""
+    """`StackAssoMem(method=...)` of deep-spin/sparse_kernel_regression: ReLUmax and normalised ReLU apply the key scale
+    s twice, slope s^4.
+    """
 
     known = {**ARGUMENTS, "method": "softmax"}
 
@@ -265,26 +255,12 @@ class SparseKernelImporter(StackAssoMemImporter):
         return {**scores, "intercept": offset}
 
 
-@REFERENCES.register("memory-mosaics")
-def memory_mosaics(state_dict: dict[str, Tensor], arguments: dict) -> MemoryMosaicForCausalLM:
-    """`StackAssoMem` of facebookresearch/MemoryMosaics."""
-    return StackAssoMemImporter("memory-mosaics", state_dict, arguments).model()
-
-
-@REFERENCES.register("sparse-kernel-regression")
-def sparse_kernel_regression(state_dict: dict[str, Tensor], arguments: dict) -> MemoryMosaicForCausalLM:
-    """`StackAssoMem(method=...)` of deep-spin/sparse_kernel_regression."""
-    return SparseKernelImporter("sparse-kernel-regression", state_dict, arguments).model()
-
-
 NORM_EPS = 1e-6
 SMALLEST_SUM = 1e-6
-LARGEST_LOG_VALUE_SCALE = 5.0
-LARGEST_OUTPUT_SCALE = 5.0
 
 
 class TrainingScriptImporter(StackAssoMemImporter):
-    """`memory_mosaics_eft.StackAssoMem` of the Memory Mosaics repository."""
+    """`memory_mosaics_eft.StackAssoMem`, which `train_memory_mosaics.py` of facebookresearch/MemoryMosaics trains."""
 
     key_projection = "leaky_average.linear"
     leak = "leaky_average.leaky_beta_w_under"
@@ -293,10 +269,6 @@ class TrainingScriptImporter(StackAssoMemImporter):
     def settings(self) -> dict:
         """The library class's, without dropout on the weights of contextual memories."""
         return {**super().settings(), "contextual_weight_dropout": 0.0}
-
-    def projection_weight(self, weight: Tensor) -> Tensor:
-        """As it is: a linear layer's, not a convolution's."""
-        return weight
 
     def leak_rate(self, memory: str) -> Tensor:
         """The rate of `memory`, which the file holds twice; an error where the two differ."""
@@ -308,9 +280,10 @@ class TrainingScriptImporter(StackAssoMemImporter):
 
 
 class SparseKernelTrainingImporter(TrainingScriptImporter):
-    """`memory_mosaics_eft.StackAssoMem(method=...)` of the sparse-kernel repository."""
+    """`memory_mosaics_eft.StackAssoMem(method=...)`, which the scripts of deep-spin/sparse_kernel_regression train."""
 
     known = {**ARGUMENTS, "method": None}
+    largest_log_value_scale, largest_log_output_scale = 5.0, math.log(5.0)
 
     def checked(self, arguments: dict) -> dict:
         """These scripts' arguments are not all known: others are ignored unless they look like one of the class."""
@@ -346,22 +319,19 @@ class SparseKernelTrainingImporter(TrainingScriptImporter):
             return {"log_inverse_bandwidth": torch.full_like(log_key_scale.detach(), math.log(0.5))}
         return super().contextual_scores(log_key_scale)
 
-    def log_value_scale(self, log_scale: Tensor) -> Tensor:
-        """At most the published bound."""
-        return log_scale.clamp(max=LARGEST_LOG_VALUE_SCALE)
 
-    def log_output_scale(self, log_scale: Tensor) -> Tensor:
-        """At most the published bound."""
-        return log_scale.clamp(max=math.log(LARGEST_OUTPUT_SCALE))
-
-
-@REFERENCES.register("memory-mosaics-eft")
-def memory_mosaics_eft(state_dict: dict[str, Tensor], arguments: dict) -> MemoryMosaicForCausalLM:
-    """What `train_memory_mosaics.py` of facebookresearch/MemoryMosaics trains."""
-    return TrainingScriptImporter("memory-mosaics-eft", state_dict, arguments).model()
+IMPORTERS = {
+    "memory-mosaics": StackAssoMemImporter,
+    "sparse-kernel-regression": SparseKernelImporter,
+    "memory-mosaics-eft": TrainingScriptImporter,
+    "sparse-kernel-regression-eft": SparseKernelTrainingImporter,
+}
 
 
-@REFERENCES.register("sparse-kernel-regression-eft")
-def sparse_kernel_regression_eft(state_dict: dict[str, Tensor], arguments: dict) -> MemoryMosaicForCausalLM:
-    """What the training scripts of deep-spin/sparse_kernel_regression train."""
-    return SparseKernelTrainingImporter("sparse-kernel-regression-eft", state_dict, arguments).model()
+def imported(source: str, state_dict: dict[str, Tensor], arguments: dict) -> MemoryMosaicForCausalLM:
+    """A checkpoint of one of these sources as our model."""
+    return IMPORTERS[source](source, state_dict, arguments).model()
+
+
+for name in IMPORTERS:
+    REFERENCES.add(name, partial(imported, name))

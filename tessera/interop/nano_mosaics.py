@@ -53,17 +53,17 @@ def convert(state_dict: dict[str, Tensor], arguments: dict) -> dict[str, Tensor]
     embedding = published.take("mosaic.wte.weight", arguments["vocab_size"], arguments["n_embd"])
     expect_one(SOURCE, "lm_head.weight", published.take("lm_head.weight"), "mosaic.wte.weight", embedding)
     result = {"model.embed_tokens.weight": embedding}
-    _affine(published, result, "mosaic.ln_f", "model.norm", arguments["bias"])
+    result |= published.affine("mosaic.ln_f", "model.norm", arguments["bias"])
     for index in range(arguments["n_layer"]):
         block, layer = f"mosaic.h.{index}", f"model.layers.{index}"
-        _affine(published, result, f"{block}.ln_1", f"{layer}.contextual_norm", arguments["bias"])
-        _affine(published, result, f"{block}.ln_2", f"{layer}.persistent_norm", arguments["bias"])
+        result |= published.affine(f"{block}.ln_1", f"{layer}.contextual_norm", arguments["bias"])
+        result |= published.affine(f"{block}.ln_2", f"{layer}.persistent_norm", arguments["bias"])
         scale = _memory(published, result, f"{block}.attn", f"{layer}.contextual", arguments["bias"])
         result[f"{layer}.contextual.bandwidth.log_inverse_bandwidth"] = 2 * scale.clamp(max=LARGEST_LOG_SCALE)
         scale = _memory(published, result, f"{block}.mlp", f"{layer}.persistent", arguments["bias"])
         result[f"{layer}.persistent.bandwidth.log_inverse_bandwidth"] = (2 * scale).clamp(max=LARGEST_LOG_SCALE)
         values, ours = f"{block}.attn.v_featurizer", f"{layer}.contextual"
-        _affine(published, result, f"{values}.W_v", f"{ours}.value_extractor.projection", arguments["bias"])
+        result |= published.affine(f"{values}.W_v", f"{ours}.value_extractor.projection", arguments["bias"])
         result[f"{ours}.value_extractor.mix"] = published.take(f"{values}.coef").flatten()
         result[f"{ours}.output.log_scale"] = 10 * precise(published.take(f"{values}.val_scale").flatten())
         result[f"{layer}.persistent.output.log_scale"] = 10 * precise(
@@ -78,14 +78,8 @@ def convert(state_dict: dict[str, Tensor], arguments: dict) -> dict[str, Tensor]
 def _memory(published: Published, result: dict, theirs: str, ours: str, bias: bool) -> Tensor:
     """Keys and combining layer of either memory; returns ten times its key scale parameter, (H,)."""
     keys = f"{theirs}.k_featurizer"
-    _affine(published, result, f"{keys}.W_k", f"{ours}.key_extractor.projection", bias)
+    result |= published.affine(f"{keys}.W_k", f"{ours}.key_extractor.projection", bias)
     rate = published.take(f"{keys}.leaky_avg.leaky_key_beta").flatten()
     result[f"{ours}.key_extractor.decay_rate"] = 10 * precise(rate)
-    _affine(published, result, f"{theirs}.c_proj", f"{ours}.output.projection", bias)
+    result |= published.affine(f"{theirs}.c_proj", f"{ours}.output.projection", bias)
     return 10 * precise(published.take(f"{keys}.key_scale").flatten())
-
-
-def _affine(published: Published, result: dict, theirs: str, ours: str, bias: bool) -> None:
-    result[f"{ours}.weight"] = published.take(f"{theirs}.weight")
-    if bias:
-        result[f"{ours}.bias"] = published.take(f"{theirs}.bias")

@@ -45,6 +45,10 @@ class Published:
             raise TesseraError(f"{self.source}: tensor {name!r} must have shape {shape}; got {tuple(tensor.shape)}.")
         return tensor
 
+    def affine(self, theirs: str, ours: str, bias: bool) -> dict[str, Tensor]:
+        """The weight, and with `bias` the bias, of a linear layer or a norm, by our names."""
+        return {f"{ours}.{part}": self.take(f"{theirs}.{part}") for part in ["weight", "bias"][: 1 + bias]}
+
     def finish(self) -> None:
         """Raise if a tensor was not taken: the checkpoint holds something this model has no place for."""
         if self._tensors:
