@@ -24,15 +24,6 @@ FOLDER, TEMPORARY, MANIFEST = "checkpoints", "draft.tmp", "complete.json"
 _NAME = re.compile(r"checkpoint-(\d+)$")
 
 
-def write_manifest(folder: Path) -> None:
-    """Write every file's size and checksum, after all of them have reached the disk."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    for path in files:
-        sync(path)
-    (folder / MANIFEST).write_text(json.dumps(describe(folder, files), indent=1) + "\n")
-    sync(folder / MANIFEST)
-
-
 def describe(folder: Path, files: list[Path]) -> dict[str, list[int]]:
     """`{name: [size, checksum]}` of `files`, which lie in `folder`."""
     return {path.relative_to(folder).as_posix(): [path.stat().st_size, checksum(path)] for path in files}
@@ -70,7 +61,11 @@ def differences(folder: Path, record: Any) -> str | None:
 
 def publish(temporary: Path, final: Path) -> None:
     """Add the manifest to `temporary` and give it its final name, replacing a damaged checkpoint of that name."""
-    write_manifest(temporary)
+    files = sorted(path for path in temporary.rglob("*") if path.is_file())
+    for path in files:
+        sync(path)
+    (temporary / MANIFEST).write_text(json.dumps(describe(temporary, files), indent=1) + "\n")
+    sync(temporary / MANIFEST)
     remove(final)
     final.parent.mkdir(parents=True, exist_ok=True)
     os.replace(temporary, final)

@@ -152,22 +152,16 @@ def _convert(hint: Any, value: Any) -> tuple[bool, Any]:
         return is_as_long and all(ok for ok, _ in results), tuple(item for _, item in results)
     if origin is list:
         return isinstance(value, list) and all(_convert(arguments[0], item)[0] for item in value), value
-    if origin is dict:
-        return _mapping(arguments[1], value)
+    if origin is dict and isinstance(value, dict):
+        fitting = {key: _convert(arguments[1], item) for key, item in value.items()}
+        return all(ok for ok, _ in fitting.values()), {key: item for key, (_, item) in fitting.items()}
     if hint is float:
         return _number(value)
     if hint is Any:
         return True, value
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63, value
-    return isinstance(value, hint), value
-
-
-def _mapping(hint: Any, value: Any) -> tuple[bool, Any]:
-    if not isinstance(value, dict):
-        return False, value
-    results = {key: _convert(hint, item) for key, item in value.items()}
-    return all(ok for ok, _ in results.values()), {key: item for key, (_, item) in results.items()}
+    return isinstance(value, origin or hint), value
 
 
 def _number(value: Any) -> tuple[bool, Any]:

@@ -58,18 +58,13 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def _draft_of(path: Path) -> Path:
-    """The name of what will be `path`; what killed processes have left under such names is deleted."""
-    _clean_up_after_the_dead(path)
-    return path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}.tmp")
-
-
-def _clean_up_after_the_dead(path: Path) -> None:
-    """Delete what processes of this machine that were killed have left of `path`."""
+    """The name of what will be `path`; what killed processes of this machine have left under such names is deleted."""
     start = f"{path.name}.{socket.gethostname()}-"
     for name in os.listdir(path.parent):
         process = name.removeprefix(start).removesuffix(".tmp")
         if name.startswith(start) and name.endswith(".tmp") and process.isdecimal() and not _is_alive(int(process)):
             remove(path.with_name(name))
+    return path.with_name(f"{start}{os.getpid()}.tmp")
 
 
 def _is_alive(process: int) -> bool:

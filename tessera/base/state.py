@@ -110,15 +110,7 @@ class State:
 
     def num_bytes(self) -> int:
         """Bytes held by the tensors of this state."""
-        total = 0
-
-        def count(tensor: Tensor) -> Tensor:
-            nonlocal total
-            total += tensor.numel() * tensor.element_size()
-            return tensor
-
-        self.map(count)
-        return total
+        return sum(leaf.nbytes for leaf in tree_iter(self) if isinstance(leaf, Tensor))
 
 
 def first_tensor(tree: Any) -> Tensor | None:
