@@ -66,12 +66,6 @@ class TrainingProgress:
     step_seconds: float = 0.0
     gradient_norm: float | None = None
 
-    def add(self, loss: Tensor, gradient_norm: float | None) -> None:
-        """A step has changed the weights."""
-        self.recent.append(loss)
-        self.unlogged.append(loss)
-        self.gradient_norm = gradient_norm
-
     def outcome(self) -> dict[str, Any]:
         """JSON-ready."""
         shown = {name: value for name, value in self.stored().items() if name != "skipped"}
@@ -124,23 +118,12 @@ class Checkpoints:
         if resume:
             self.latest, self.passed = latest_complete(folder)
         self._writer, self._writing = ShardWriter(), ""
-        self._read = self._numbers()
-
-    def _numbers(self) -> dict[str, Any]:
-        """What training.json of the latest checkpoint says; nothing where there is none."""
-        if self.latest is None:
-            if self.passed:
-                reasons = "; ".join(self.passed)
-                raise TesseraError(
-                    f"{self.folder}: no complete checkpoint to resume from: {reasons}. Start again: --overwrite."
-                )
-            return {"stages": [], "progress": None}
-        return json.loads((self.latest / NUMBERS).read_text(encoding="utf-8"))
-
-    @property
-    def first_step(self) -> int:
-        """Steps of the stages that are over."""
-        return sum(stage.steps for stage in self.stages)
+        self._read: dict[str, Any] = {"stages": [], "progress": None}  # what training.json of the latest says
+        if self.latest is not None:
+            self._read = json.loads((self.latest / NUMBERS).read_text(encoding="utf-8"))
+        elif self.passed:
+            reasons = "; ".join(self.passed)
+            raise TesseraError(f"{folder}: no complete checkpoint to resume from: {reasons}. Start again: --overwrite.")
 
     @property
     def step(self) -> int:
@@ -185,7 +168,7 @@ class Checkpoints:
         is_sharded = isinstance(self.model, FSDPModule)
         if not (is_sharded or self.processes.is_first):
             return
-        name = f"checkpoint-{self.first_step + progress.steps}"
+        name = f"checkpoint-{sum(stage.steps for stage in [*self.stages, progress])}"
         draft = self.folder / FOLDER / TEMPORARY / name
         others = optimizer_tensors(self.model, optimizer) | prefixed(BEST, best or {})
         with self._writable(name):

@@ -87,16 +87,12 @@ def train_curriculum(
         score: of a stage, at most 1, higher is better.
         report: hears the share of all stages, where a step costs in proportion to its length.
     """
-
-    def missing(stage: Stage) -> float:
-        return 1.0 - score(stage)
-
     options = known_scales(model, options)
     plans = [
         StagePlan(
             replace(options, steps=stage.steps, learning_rate=stage.learning_rate),
             partial(loss_at, stage, number),
-            partial(missing, stage),
+            lambda stage=stage: 1.0 - score(stage),
             target=_target(stage),
             name=f"stage {number + 1}",
         )

@@ -189,7 +189,9 @@ class _StageTraining:
         """Change the weights, unless loss or gradients are not finite, where that is measured."""
         if norm is None or (math.isfinite(norm) and math.isfinite(loss.item())):
             self.optimizer.step()
-            self.progress.add(loss, norm)
+            self.progress.recent.append(loss)
+            self.progress.unlogged.append(loss)
+            self.progress.gradient_norm = norm
         elif self.options.on_nonfinite == "skip":
             self.progress.skipped += 1
         else:
