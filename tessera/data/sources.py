@@ -77,7 +77,7 @@ def text_source(
     if spec == "stories":
         return replace(_file_source("stories", story_files(split), separator), has_splits=True)
     if isinstance(spec, str) and (spec.startswith(HUB_PREFIX) or (format == "text" and _is_hub_name(spec))):
-        return TextSource(*dataset_source(spec.removeprefix(HUB_PREFIX), subset, split, text_column), has_splits=True)
+        return _dataset_source(spec.removeprefix(HUB_PREFIX), subset, split, text_column)
     name = spec if isinstance(spec, str) else ", ".join(spec)
     if format == "json_lines" and not (isinstance(spec, str) and spec in BUNDLED):
         return _file_source(name, text_files(spec, JSON_ENDINGS), separator, text_column)
@@ -165,10 +165,8 @@ def _is_hub_name(spec: str) -> bool:
     return bool(_HUB_NAME.match(spec)) and not path.parent.exists() and path.suffix.lower() not in FILE_ENDINGS
 
 
-def dataset_source(
-    name: str, subset: str | None, split: str, text_column: str
-) -> tuple[str, Callable[[], Iterator[Iterator[str]]], tuple[object, ...]]:
-    """Name, documents and identity of one split: every row of `text_column` is a document.
+def _dataset_source(name: str, subset: str | None, split: str, text_column: str) -> TextSource:
+    """One split: every row of `text_column` is a document.
 
     `name` is a name on the hub, a folder of data files, or a folder written by `save_to_disk`. The rows stay in the
     dataset's memory-mapped files. Raises `TesseraError` for a missing package, dataset, subset, split or column.
@@ -183,7 +181,8 @@ def dataset_source(
                 expect_text(row[text_column], f"dataset {name}: {text_column} of row {number}")
                 yield iter([row[text_column]])
 
-    return f"{name} ({split})", documents, (name, subset, split, text_column, rows._fingerprint)
+    identity = (name, subset, split, text_column, rows._fingerprint)
+    return TextSource(f"{name} ({split})", documents, identity, has_splits=True)
 
 
 def _load(name: str, subset: str | None, split: str) -> Any:

@@ -127,9 +127,7 @@ def token_sizes(tokenizer: "PreTrainedTokenizerFast") -> np.ndarray | None:
 def byte_tokenizer() -> "PreTrainedTokenizerFast":
     """One token per byte: ids 0..255 are the bytes themselves, then begin-of-text and end-of-text."""
     vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = _byte_level(models.BPE(vocab=vocabulary, merges=[]), use_regex=False)
     tokenizer.add_special_tokens([_special(BEGIN), _special(END)])
     return _wrap(tokenizer, BEGIN)
 
@@ -137,9 +135,7 @@ def byte_tokenizer() -> "PreTrainedTokenizerFast":
 def train_bpe(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerFast":
     """Byte-level BPE with GPT-2's splitting rule, trained on `texts`; the same texts give the same tokenizer."""
     _expect_possible(TokenizerSpec("bpe", vocab_size))
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[_special(BEGIN), _special(END)],
@@ -171,14 +167,20 @@ def gpt2_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
                 raise TesseraError(
                     f"tokenizer: {folder} holds no readable GPT-2 tokenizer ({first_line(error)})."
                 ) from None
-            tokenizer = Tokenizer(model)
-            tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-            tokenizer.decoder = decoders.ByteLevel()
+            tokenizer = _byte_level(model)
             tokenizer.add_special_tokens([_special(END)])
             return _wrap(tokenizer, END)
     raise TesseraError(
         f"tokenizer: {folder} must hold {' and '.join(GPT2_FILES[0])}, or {' and '.join(GPT2_FILES[1])}."
     )
+
+
+def _byte_level(model: models.BPE, use_regex: bool = True) -> Tokenizer:
+    """With GPT-2's splitting rule, unless `use_regex` is false."""
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def _wrap(tokenizer: Tokenizer, begin: str) -> "PreTrainedTokenizerFast":

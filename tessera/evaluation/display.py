@@ -97,11 +97,10 @@ def moving_average(curve: np.ndarray, decay: float) -> np.ndarray:
 def binned(curve: np.ndarray, per_octave: int = 8) -> tuple[np.ndarray, np.ndarray]:
     """(position, mean loss) in bins of equal width on a log scale; position t (from 1) is `curve[t - 1]`."""
     positions = np.arange(1, len(curve) + 1)
-    bins = np.floor(np.log2(positions) * per_octave).astype(int)
     kept = np.isfinite(curve)
-    numbers = np.unique(bins[kept])
-    members = [kept & (bins == number) for number in numbers]
-    return np.array([positions[m].mean() for m in members]), np.array([curve[m].mean() for m in members])
+    positions, curve = positions[kept], curve[kept]
+    _, bins, counts = np.unique(np.floor(np.log2(positions) * per_octave), return_inverse=True, return_counts=True)
+    return np.bincount(bins, positions) / counts, np.bincount(bins, curve) / counts
 
 
 def _canvas(x: str, y: str, title: str) -> "tuple[Figure, Axes]":

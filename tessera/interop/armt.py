@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, GPT2Config, PreTrainedConfig
 
+from tessera.base.dataclass_io import shown
 from tessera.base.errors import TesseraError
 from tessera.interop.published import (
     REFERENCES,
@@ -28,7 +29,6 @@ from tessera.interop.published import (
     expect_shapes,
     refuse,
     renamed,
-    shown,
     without_wrappers,
 )
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM

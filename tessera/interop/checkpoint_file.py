@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
+from tessera.base.dataclass_io import shown
 from tessera.base.errors import TesseraError, expect, first_line
 from tessera.base.files import expect_new_folder, expect_plain_file, new_folder, writing
 from tessera.interop import from_reference, recognised_source
-from tessera.interop.published import shown
 
 # Where training scripts put the weights and the constructor's arguments in their checkpoint files.
 WEIGHTS = ("model", "state_dict", "model_state_dict")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from tessera.base.dataclass_io import shown
 from tessera.base.errors import TesseraError, did_you_mean
 from tessera.base.registry import Registry
 
@@ -69,12 +70,6 @@ def renamed(source: str, tensors: dict[str, Tensor], rename: Callable[[str], str
             raise TesseraError(f"{source}: the checkpoint holds tensor {shown(new)} twice.")
         result[new] = tensor
     return result
-
-
-def shown(value: object) -> str:
-    """A name or value out of a file, which may hold line ends and go on for ever."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def _no_weights(tensor: Tensor) -> str | None:

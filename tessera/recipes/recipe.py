@@ -1,6 +1,7 @@
 """Recipe files: YAML to `Recipe`, with overrides, all problems at once."""
 
 import inspect
+import json
 import textwrap
 from collections.abc import Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass, replace
@@ -91,14 +92,7 @@ def _keys(cls: type, prefix: str) -> list[str]:
 def _default(item: Any) -> str:
     if item.default is MISSING and item.default_factory is MISSING:
         return "required" if item.name != "name" else "from the file"
-    return f"default {_shown(item.default_factory() if item.default is MISSING else item.default)}"
-
-
-def _shown(value: Any) -> str:
-    words = {None: "null", True: "true", False: "false"}
-    if value is None or isinstance(value, bool):
-        return words[value]
-    return repr(list(value) if isinstance(value, tuple) else value)
+    return f"default {json.dumps(item.default_factory() if item.default is MISSING else item.default)}"
 
 
 def _model_types() -> dict[str, list[str]]:
@@ -113,7 +107,7 @@ def _model_types() -> dict[str, list[str]]:
         result[config.model_type] = [*_indented(config), *shown]
     parameters = inspect.signature(transformer_config).parameters.values()
     shown = [
-        f"  model.{parameter.name}: {describe(parameter.annotation)}; default {_shown(parameter.default)}"
+        f"  model.{parameter.name}: {describe(parameter.annotation)}; default {json.dumps(parameter.default)}"
         for parameter in parameters
     ]
     return {**result, "transformer": [*_indented(transformer_config), *shown]}
