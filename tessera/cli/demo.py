@@ -31,7 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train, then write and print what came out."""
     names_demo = arguments.overrides[:1] and "=" not in arguments.overrides[0]
     which, *overrides = arguments.overrides if names_demo else ["books", *arguments.overrides]
     expect(which in OWN_OPTIONS, "demo", "the demo", "be books or language", which)
@@ -44,10 +43,10 @@ def run(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, name)
         expect(value is None, "demo", f"--{name}", f"come with `tessera demo {other}`", value)
     if which == "language":
-        from tessera.tools.language_demo import LanguageDemo
+        from tessera.tools.language_demo import language_demo
 
         minutes, prompt = arguments.minutes or 5.5, PROMPT if arguments.prompt is None else arguments.prompt
-        LanguageDemo(arguments.output, overrides, minutes, prompt).run()
+        language_demo(arguments.output, overrides, minutes, prompt)
     else:
         from tessera.papers.passwords.demo import bundled_books, demo
 

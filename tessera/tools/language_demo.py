@@ -1,7 +1,7 @@
 """The demo of language models: a small Memory Mosaic and the transformer of equal size, on the same stories."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from tessera.base.errors import expect
@@ -23,41 +23,28 @@ TRIAL_STEPS, EVALUATIONS = 4, 10
 TRIAL = ("training.log_every=1", "training.evaluate_sequences=1", "training.checkpoint_every=4")
 
 
-@dataclass(frozen=True)
-class LanguageDemo:
-    """Where the demo writes, changes to both recipes, minutes for training at most, and how the samples begin."""
-
-    output: Path
-    overrides: list[str]
-    minutes: float
-    prompt: str
-
-    def run(self) -> None:
-        """Train both, then write and print what came out.
-
-        Raises:
-            TesseraError: impossible overrides, a prompt that fills the context, or an output that cannot be written.
-        """
-        for recipe in RECIPES.values():
-            read_recipe(recipe, self.overrides)  # mistakes are said before anything is made
-        with writing(self.output, "output folder", "Use --output."):
-            self.output.mkdir(parents=True, exist_ok=True)
-        with held(self.output / "demo.lock", "Wait for it, or use another --output."):
-            print("Memory Mosaic and transformer on the bundled stories: measuring this machine ...", flush=True)
-            overrides = [*self.overrides, *_schedule(affordable_steps(self))]
-            summaries = {}
-            for name, recipe in RECIPES.items():
-                folder = self.output / recipe.removeprefix("demo-")
-                summaries[name] = train(read_recipe(recipe, overrides), folder, overwrite=True)
-            write_report(summaries, self.output, self.prompt)
+def language_demo(output: Path, overrides: list[str], minutes: float, prompt: str) -> None:
+    """Train both for so many minutes at most, then write and print what came out; the samples begin with `prompt`."""
+    for recipe in RECIPES.values():
+        read_recipe(recipe, overrides)  # mistakes are said before anything is made
+    with writing(output, "output folder", "Use --output."):
+        output.mkdir(parents=True, exist_ok=True)
+    with held(output / "demo.lock", "Wait for it, or use another --output."):
+        print("Memory Mosaic and transformer on the bundled stories: measuring this machine ...", flush=True)
+        seconds = sum(seconds_per_step(recipe, overrides, output / "trial", prompt) for recipe in RECIPES.values())
+        overrides = [*overrides, *_schedule(affordable_steps(overrides, 60 * minutes, seconds))]
+        summaries = {}
+        for name, recipe in RECIPES.items():
+            folder = output / recipe.removeprefix("demo-")
+            summaries[name] = train(read_recipe(recipe, overrides), folder, overwrite=True)
+        write_report(summaries, output, prompt)
 
 
-def affordable_steps(demo: LanguageDemo) -> int | None:
-    """None when the recipes' steps fit into the time; else how many do, measured on a few steps of each model."""
-    section = read_recipe(next(iter(RECIPES.values())), demo.overrides).training
-    seconds = sum(seconds_per_step(recipe, demo) for recipe in RECIPES.values())
+def affordable_steps(overrides: list[str], time: float, seconds: float) -> int | None:
+    """None when the recipes' steps, of so many seconds for both, fit into the time; else how many do."""
+    section = read_recipe(next(iter(RECIPES.values())), overrides).training
     evaluating = EVALUATIONS * section.validation_in_steps
-    steps, affordable = section.steps, int(60 * demo.minutes / seconds - evaluating)
+    steps, affordable = section.steps, int(time / seconds - evaluating)
     if affordable >= steps:
         return None
     affordable = max(affordable, TRIAL_STEPS)
@@ -68,13 +55,12 @@ def affordable_steps(demo: LanguageDemo) -> int | None:
     return affordable
 
 
-def seconds_per_step(recipe: str, demo: LanguageDemo) -> float:
-    """Time of a training step, the fastest of a trial run's after the first; the trial is deleted."""
-    folder = demo.output / "trial"
-    plan = read_recipe(recipe, [*demo.overrides, *_schedule(TRIAL_STEPS), *TRIAL])
+def seconds_per_step(recipe: str, overrides: list[str], folder: Path, prompt: str) -> float:
+    """Time of a training step, the fastest of a trial run's after the first; the trial in `folder` is deleted."""
+    plan = read_recipe(recipe, [*overrides, *_schedule(TRIAL_STEPS), *TRIAL])
     try:
         train(plan, folder, overwrite=True, progress=False)
-        length = len(load_tokenizer(folder)(demo.prompt, add_special_tokens=False)["input_ids"])
+        length = len(load_tokenizer(folder)(prompt, add_special_tokens=False)["input_ids"])
         lines = MetricsFile(folder / "metrics.jsonl").read()
     finally:
         delete_run(folder)

@@ -134,7 +134,7 @@ def test_the_demo_leaves_both_runs_and_their_comparison(done, tmp_path, small_st
     assert out.index("Memory Mosaic:") > out.index(rows[-1])
     assert not (output / "trial").exists()
     # A second demo replaces the first; on a slow machine it trains fewer steps.
-    monkeypatch.setattr(language_demo, "seconds_per_step", lambda recipe, arguments: 3.0)
+    monkeypatch.setattr(language_demo, "seconds_per_step", lambda *_: 3.0)
     steps = ("training.steps=400", "training.warmup_steps=40")
     out, _ = done(*LANGUAGE, *steps, small_stories, "--output", output, "--minutes", 1)
     assert "400 steps of both would take 40.3 minutes here: training 6 of them" in out
