@@ -25,7 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Convert, and say what it became."""
     if arguments.checkpoint.is_dir():
         return _merge(arguments)
     from tessera.interop.checkpoint_file import convert_checkpoint

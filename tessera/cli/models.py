@@ -17,7 +17,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Unpack and print the folder."""
     from tessera.interop.smollm2 import get
 
     print(get(arguments.output))
