@@ -42,12 +42,6 @@ STEPS, EVALUATE_EVERY = "training.steps", "training.evaluate_every"
 SECTIONS = {"name", "model", "data", "tokenizer", "training", "seed"}
 
 
-def saved_text(recipe: Recipe) -> str:
-    """Every setting, defaults included; of a task the tokenizer is its own, and nothing is said of one."""
-    plain = recipe_to_dict(recipe)
-    return to_yaml({**plain, "tokenizer": {}} if recipe.data.task else plain)
-
-
 def is_saved_recipe(path: Path) -> bool:
     """Does `path` hold a recipe with every section, as runs write it? People leave out what has a default."""
     content = _read(path)[1]
@@ -64,12 +58,6 @@ def saved_steps(run: Path) -> int | None:
     """The steps that the run in this folder was begun with, if it says."""
     steps = _read(run / RECIPE)[1]["training"].get("steps") if is_saved_recipe(run / RECIPE) else None
     return steps if isinstance(steps, int) else None
-
-
-def is_machine_written(path: Path) -> bool:
-    """Is the saved recipe, byte for byte, what YAML's writer makes of it? Comments and other layouts are a person's."""
-    text, content = _read(path)
-    return is_saved_recipe(path) and text == to_yaml(content)
 
 
 def expect_same(run: Path, recipe: Recipe) -> None:
@@ -261,7 +249,10 @@ class Claim:
                 move_aside(self.run)
             if not (saved and self.resume) or not equals_saved(self.run / RECIPE, self.recipe):
                 remove(self.run / RESULT)  # of fewer steps
-                write_text_atomically(self.run / RECIPE, saved_text(self.recipe))
+                settings = recipe_to_dict(self.recipe)
+                if self.recipe.data.task:  # the tokenizer is the task's own, and nothing is said of one
+                    settings["tokenizer"] = {}
+                write_text_atomically(self.run / RECIPE, to_yaml(settings))
             if not (self.resume and (self.run / TOKENIZER).exists()):
                 write_tokenizer(self.run, corpus.tokenizer)
             write_inputs(self.run, corpus)
@@ -336,7 +327,8 @@ def _expect_mine(recipe: Recipe, run: Path, resume: bool, overwrite: bool) -> No
     """Raise unless the run in the folder may be continued, or replaced, as was said."""
     kept = f" The run it was to replace is kept in {run / REPLACED}." if holds_replaced(run) else ""
     if overwrite:
-        if not is_machine_written(run / RECIPE):
+        text, content = _read(run / RECIPE)
+        if not is_saved_recipe(run / RECIPE) or text != to_yaml(content):  # comments and other layouts are a person's
             raise TesseraError(
                 f"{run}: --overwrite must name a run's folder; got one whose {RECIPE} a person has written or changed. "
                 "Use another --output, or delete the folder yourself."

@@ -15,21 +15,15 @@ NO_DECAY = "_no_weight_decay"  # the attribute by which state-spaces/mamba and o
 
 @dataclass(frozen=True)
 class FitOptions:
-    """AdamW with warm-up and decay; the names are those of a recipe's `TrainingSection`.
+    """AdamW with warm-up and decay; names that a recipe's `TrainingSection` has mean what they mean there.
 
     Attributes:
-        steps, learning_rate, min_learning_rate, warmup_ratio: the rate rises over this share of the steps (at least
-            one) to its peak and falls along `decay` ("cosine", "linear", "constant") to the minimum. schedule_ratio:
-            the step of the minimum as a multiple of the steps: with 2 the training ends halfway down.
-        weight_decay: on matrices alone. betas: of AdamW. clip, clip_value: the largest norm of the gradient (inf: it is
-            only measured), and the largest absolute value in it; None is no clipping.
-        scalar_learning_rate_scale: factor of the rate for the per-head scalars, see
-            `tessera.training.optimizer.scalar_parameters`. scalar_learning_rate_scales: other factors for some of
-            them, by the last part of their name, such as "mix".
-        evaluate_every: steps between validations. patience: stop after so many without a better one; None never.
-        checkpoint_seconds: at least so long between checkpoints. checkpoint_every: also after so many steps; 0: not.
-        log_every: steps between reports. warmup_steps: in place of `warmup_ratio`, and may be 0.
-        on_nonfinite: "stop", or "skip" and count the step, when its gradient is not finite.
+        warmup_ratio, warmup_steps: the rate rises over this share of the steps (at least one), or over so many, which
+            may be 0. decay: along which it then falls to the minimum: "cosine", "linear" or "constant".
+            schedule_ratio: the step of the minimum as a multiple of the steps: with 2 the training ends halfway down.
+        clip, clip_value: the largest norm of the gradient (inf: it is only measured), and the largest absolute value in
+            it; None is no clipping.
+        checkpoint_seconds: at least so long between checkpoints, but for those of `checkpoint_every` (0: none).
     """
 
     steps: int

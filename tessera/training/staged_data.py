@@ -19,7 +19,6 @@ from tessera.data.windows import stacked
 from tessera.evaluation.questions import answer_loss, count_answers, is_segmented, score_answers
 from tessera.memory_files.answering import QUESTION_FORMAT
 from tessera.memory_files.certainty import measured
-from tessera.models.adjusting import adjust_model
 from tessera.recipes.model_section import segment_tokens
 from tessera.recipes.sections import Recipe, Stage
 from tessera.tasks.question_answering import QuestionBatch, QuestionTask, question_task
@@ -41,10 +40,6 @@ class StagedData(TrainingData):
     @abstractmethod
     def predictions(self, model: nn.Module, stage: Stage) -> dict[str, float]:
         """As `validation`, before what the model charges for a text; `score` lies in (0, 1]."""
-
-    def begin(self, model: Any, stage: Stage) -> None:
-        """See `TrainingData`."""
-        adjust_model(model, stage.model, "training.curriculum: model")
 
     def validation(self, model: nn.Module, stage: Stage) -> dict[str, float]:
         """See `TrainingData`: `predictions`, whose score is lower by what the model charges for a text."""

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from tessera.base.precision import autocast
 from tessera.data.windows import Split, TrainingWindows, ValidationWindows, stacked
 from tessera.evaluation.loss import LossByPosition, bits_per_byte, loss_by_position
+from tessera.models.adjusting import adjust_model
 from tessera.models.recurrence.segment_loss import balancing_weight
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.recipes.sections import Recipe, Stage
@@ -63,8 +64,9 @@ class TrainingData(ABC):
         """The largest token id that occurs; -1: no larger one than the tokenizer's."""
         return -1
 
-    def begin(self, model: Any, stage: Stage) -> None:  # noqa: B027
-        """Set in `model` what holds from this stage on; by default nothing."""
+    def begin(self, model: Any, stage: Stage) -> None:
+        """Set in `model` what holds from this stage on."""
+        adjust_model(model, stage.model, "training.curriculum: model")
 
     def batch_tokens(self, stage: Stage, number: int, step: int) -> int:
         """Tokens of the contexts of a step of stage `number`."""
