@@ -63,12 +63,11 @@ def command_line(arguments: Sequence[str]) -> str:
 
     A path is an argument, or what follows an argument's last `=`, that is absolute and has no space in it.
     """
-    return shlex.join(_without_folders(argument) for argument in arguments)
-
-
-def _without_folders(argument: str) -> str:
-    name, equals, value = argument.rpartition("=")
-    return name + equals + (value if any(letter.isspace() for letter in value) else portable(value))
+    parts = (argument.rpartition("=") for argument in arguments)
+    return shlex.join(
+        name + equals + (value if any(letter.isspace() for letter in value) else portable(value))
+        for name, equals, value in parts
+    )
 
 
 def hardware() -> dict[str, Any]:
