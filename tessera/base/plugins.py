@@ -10,7 +10,8 @@ import importlib
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
@@ -44,7 +45,8 @@ def import_file(name: str) -> ModuleType:
     """
     path = Path(name)
     if path.suffix != ".py":
-        return _guarded(name, lambda: importlib.import_module(name))
+        with _one_line(name):
+            return importlib.import_module(name)
     if path.stem in sys.modules:
         loaded = getattr(sys.modules[path.stem], "__file__", None)
         if loaded is not None and Path(loaded).resolve() == path.resolve():
@@ -57,24 +59,21 @@ def import_file(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None, "a file that ends in .py has a loader"
     assert spec.loader is not None
-    execute_module = spec.loader.exec_module
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # dataclasses look their module up there
-
-    def execute() -> ModuleType:
-        execute_module(module)
-        return module
-
     try:
-        return _guarded(name, execute)
+        with _one_line(name):
+            spec.loader.exec_module(module)
     except TesseraError:
         del sys.modules[path.stem]
         raise
+    return module
 
 
-def _guarded(name: str, action: Callable[[], ModuleType]) -> ModuleType:
+@contextmanager
+def _one_line(name: str) -> Iterator[None]:
     try:
-        return action()
+        yield
     except (Exception, SystemExit) as error:  # a script may end itself
         raise TesseraError(
             f"--import: {name} must import without an error; got {type(error).__name__}: {first_line(error)}."
