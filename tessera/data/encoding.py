@@ -48,8 +48,8 @@ def encoded_pieces(pieces: Iterable[str], tokenizer: "PreTrainedTokenizerFast") 
 
 def located_tokens(
     pieces: Iterable[tuple[str, np.ndarray]], tokenizer: "PreTrainedTokenizerFast"
-) -> Iterator[tuple[list[int], np.ndarray]]:
-    """Token ids of a text, and at which byte of its source each begins; both a part at a time.
+) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+    """Token ids of a text, at which byte of its source each begins, and where they end; a part at a time.
 
     `pieces` are texts with the bytes of each character (see `located_text_of_file`). A token that begins inside a
     character has the place of the character.
@@ -67,8 +67,8 @@ def located_tokens(
         sizes[:] = [known[len(piece) :]]
         places = position + np.concatenate([[0], known[: len(piece)].cumsum(dtype=np.int64)])
         begins = np.array([begin for begin, _ in encoding.offsets[first:]], dtype=np.int64) - skipped
-        yield encoding.ids[first:], places[begins.clip(0, len(piece))]
         position = int(places[-1])
+        yield np.array(encoding.ids[first:], dtype=np.int32), places[begins.clip(0, len(piece))], position
 
 
 def _encodings(

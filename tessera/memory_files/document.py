@@ -71,21 +71,12 @@ def read_document_text(
         pieces: Iterator = located_text_of_file(source, PIECE)
     else:
         pieces = _sized([source] if isinstance(source, str) else source, where)
-    size, parts, begins = 0, [], []
-
-    def counted() -> Iterator[tuple[str, np.ndarray]]:
-        nonlocal size
-        for text, sizes in pieces:
-            size += int(sizes.sum(dtype=np.int64))
-            yield text, sizes
-
-    for ids, places in located_tokens(counted(), tokenizer):
-        parts.append(np.array(ids, dtype=np.int32))
-        begins.append(places)
-    tokens = np.concatenate(parts) if parts else np.zeros(0)
+    parts = list(located_tokens(pieces, tokenizer))
+    tokens = np.concatenate([ids for ids, _, _ in parts]) if parts else np.zeros(0)
     if not len(tokens):
         raise TesseraError(f"{where} must hold text; got {shown!r}, which is empty.")
-    starts = np.maximum.accumulate(np.concatenate([*begins, [size]]))
+    size = parts[-1][2]
+    starts = np.maximum.accumulate(np.concatenate([*(begins for _, begins, _ in parts), [size]]))
     starts[0] = 0  # a byte order mark belongs to the first
     widths = np.diff(starts)
     small = widths.max() < 256
