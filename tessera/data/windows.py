@@ -2,21 +2,17 @@
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from tessera.base.errors import TesseraError
 from tessera.data.encoding import uncut
 from tessera.data.store import TokenStore
 from tessera.data.tokenizers import BLANK, BYTE_BLANK, token_sizes
 from tessera.ops.linear_cross_entropy import IGNORED
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
 
 ROUNDS = 4
 
@@ -128,7 +124,7 @@ class ValidationWindows:
     def _start(self, index: int) -> int:
         return self.split.start + index * self.available // self.count * self.context
 
-    def tokens_per_byte(self, tokenizer: "PreTrainedTokenizerFast") -> float:
+    def tokens_per_byte(self, tokenizer: PreTrainedTokenizerFast) -> float:
         """Tokens that are predicted per byte of text that they stand for: what turns nats into bits per byte.
 
         Of the whole text for tokenizers whose tokens do not say their bytes, and where one stands for unknown text.

@@ -52,12 +52,13 @@ def account(config: PreTrainedConfig, context: int, dtype: torch.dtype = torch.b
         model = sizes.meta_model(config)
     except ValueError as error:
         raise TesseraError(f"info: model type {config.model_type} cannot be built ({error}).") from error
-    parts = _ask(model, "parameters_by_part", parameters_by_part)
+    parts = model.parameters_by_part() if hasattr(model, "parameters_by_part") else parameters_by_part(model)
     total = sizes.num_parameters(model)
     assert sum(parts.values()) == total, f"the parts of {config.model_type} do not add up: {parts}, {total}"
     flops, state, unknown = None, None, ""
     try:
-        flops = int(_ask(model, "flops_per_token", lambda model, n: sizes.flops_per_token(config, n), context))
+        has_own = hasattr(model, "flops_per_token")
+        flops = int(model.flops_per_token(context) if has_own else sizes.flops_per_token(config, context))
         state = 1000 * state_bytes_per_token(model, dtype)
     except TesseraError as error:
         unknown = str(error)
@@ -83,10 +84,6 @@ def training_flops_per_sequence(config: PreTrainedConfig, length: int) -> int:
     if hasattr(model, "flops_per_token"):
         return 3 * length * int(model.flops_per_token(length))
     return 3 * sizes.flops_per_sequence(config, length)
-
-
-def _ask(model, method, fallback, *arguments):
-    return getattr(model, method)(*arguments) if hasattr(model, method) else fallback(model, *arguments)
 
 
 def parameters_by_part(model: nn.Module) -> dict[str, int]:

@@ -4,11 +4,11 @@ import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList, TextStreamer
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerFast, TextStreamer
 
 from tessera.base.arguments import explain_all
 from tessera.base.errors import TesseraError, expect, expect_text
@@ -16,9 +16,6 @@ from tessera.data.text_files import text_of_file
 from tessera.models.causality import trial_tokens
 from tessera.models.drafted_generation import DraftedGeneration
 from tessera.models.transformer import context_limit
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 MOST_BEAMS = 10_000  # each is a row of a batch
 LEAST_TEMPERATURE = 1e-6  # logits divided by less may overflow
@@ -64,8 +61,8 @@ class Sampling:
 
 
 def prompt_tokens(
-    model: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerFast",
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
     prompt: str,
     max_new_tokens: int,
     where: str,
@@ -93,8 +90,8 @@ def prompt_tokens(
 
 
 def continuation(
-    model: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerFast",
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
     prompt: str,
     sampling: Sampling,
     *,
@@ -128,7 +125,7 @@ def continuation(
     return tokenizer.decode(tokens[0, ids.shape[1] :], skip_special_tokens=True)
 
 
-def _expect_drafts(model: "PreTrainedModel", where: str) -> None:
+def _expect_drafts(model: PreTrainedModel, where: str) -> None:
     """Raise `TesseraError` where transformers could not go back behind a wrong guess: its errors are of anything."""
     if isinstance(model, DraftedGeneration):
         return

@@ -7,11 +7,11 @@ model of a configuration by `untrained_model`.
 
 import inspect
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tessera.base.errors import TesseraError, did_you_mean, expect
@@ -25,15 +25,11 @@ from tessera.models.sizes import meta_model
 from tessera.models.small_models import untrained_model
 from tessera.models.strict_config import StrictConfig
 from tessera.models.transformer import context_limit
+from tessera.recipes.sections import Recipe
 from tessera.tasks.question_answering import question_task
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-    from tessera.recipes.sections import Recipe
-
-
-def model_config(section: dict[str, Any], **defaults: Any) -> "PreTrainedConfig":
+def model_config(section: dict[str, Any], **defaults: Any) -> PreTrainedConfig:
     """The configuration that a model section describes; `defaults` are used for fields it leaves out.
 
     `type` is a name of `tessera.models.MODELS`, or a model type of transformers.
@@ -75,12 +71,9 @@ def model_problems(section: dict[str, Any]) -> list[str]:
 
 
 def config_for(
-    section: dict[str, Any], tokenizer: "PreTrainedTokenizerFast", context: int, largest_token: int = -1
-) -> "PreTrainedConfig":
-    """The configuration for a model that reads `tokenizer`'s ids in sequences of `context` tokens.
-
-    Raises `TesseraError` when the model's vocabulary is smaller than the tokenizer's (or than a stored token needs).
-    """
+    section: dict[str, Any], tokenizer: PreTrainedTokenizerFast, context: int, largest_token: int = -1
+) -> PreTrainedConfig:
+    """The configuration for a model that reads `tokenizer`'s ids in sequences of `context` tokens."""
     special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     config = model_config(section, vocab_size=len(tokenizer), max_positions=context, n_positions=context, **special)
     needed = max(len(tokenizer), largest_token + 1)
@@ -96,7 +89,7 @@ def config_for(
     return config
 
 
-def untrained_config(recipe: "Recipe") -> "PreTrainedConfig":
+def untrained_config(recipe: Recipe) -> PreTrainedConfig:
     """The configuration that the recipe's model would have, where the tokenizer need not be there."""
     data = recipe.data
     context = max(data.context, max(stage.length for stage in recipe.training.stages) * segment_tokens(recipe))
@@ -107,7 +100,7 @@ def untrained_config(recipe: "Recipe") -> "PreTrainedConfig":
     return model_config(recipe.model, **sizes)
 
 
-def build_model(config: "PreTrainedConfig", seed: int, base: str | None = None) -> "PreTrainedModel":
+def build_model(config: PreTrainedConfig, seed: int, base: str | None = None) -> PreTrainedModel:
     """A model of `config` with initial weights by `seed` alone; ARMT, RMT and PRMT may start on the model in `base`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -116,7 +109,7 @@ def build_model(config: "PreTrainedConfig", seed: int, base: str | None = None) 
         return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config, base=load_model(base))
 
 
-def segment_tokens(recipe: "Recipe") -> int:
+def segment_tokens(recipe: Recipe) -> int:
     """Tokens that one unit of a stage's length stands for: a segment of the model, where it reads in segments."""
     own = getattr(_entry(recipe.model["type"]).maker, "segment_size", recipe.data.context)
     return recipe.model.get("segment_size", own) if recipe.training.curriculum else recipe.data.context
@@ -184,7 +177,7 @@ def _unknown(section: dict[str, Any], known: set[str]) -> list[str]:
     ]
 
 
-def _checked(entry: ModelEntry, arguments: dict[str, Any]) -> "PreTrainedConfig":
+def _checked(entry: ModelEntry, arguments: dict[str, Any]) -> PreTrainedConfig:
     """`entry.config(**arguments)`, with transformers' type errors as a `TesseraError` of one line."""
     try:
         config = entry.config(**arguments)
@@ -199,7 +192,7 @@ def _checked(entry: ModelEntry, arguments: dict[str, Any]) -> "PreTrainedConfig"
     return config
 
 
-def _try_building(config: "PreTrainedConfig") -> None:
+def _try_building(config: PreTrainedConfig) -> None:
     """Build the model without its weights, once for each: some configurations are only refused by their model."""
     described = config.to_json_string(use_diff=False)
     if described not in _BUILT:
