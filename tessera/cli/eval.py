@@ -101,7 +101,13 @@ def run(arguments: argparse.Namespace) -> int:
         "--task": (_on_task, display.print_task_reports),
         "--tasks": (_on_harness, display.print_harness_reports),
     }[chosen]
-    reports, status = of_each(arguments.models, lambda model: measure(model, arguments, rows))
+
+    def report(folder: str) -> dict:
+        numbers = measure(folder, arguments)
+        rows.extend({"model": folder, **row} for row in numbers.pop("samples", ()))
+        return {"model": folder, **numbers}
+
+    reports, status = of_each(arguments.models, report)
     if arguments.plot and reports:
         display.draw_text_reports(reports, arguments.plot, arguments.average)
     write_json_lines(arguments.output, rows)
@@ -121,7 +127,7 @@ def _own_task(folders: list[str]) -> str | None:
     return names[0]
 
 
-def _on_text(folder: str, arguments: argparse.Namespace, _: list[dict]) -> dict:
+def _on_text(folder: str, arguments: argparse.Namespace) -> dict:
     from tessera.evaluation.loss import evaluate_text
     from tessera.models.saving.loading import load_tokenizer
     from tessera.models.transformer import context_limit
@@ -131,11 +137,10 @@ def _on_text(folder: str, arguments: argparse.Namespace, _: list[dict]) -> dict:
     longest = context_limit(model.config)
     text = evaluation_text(folder, arguments.data, split=arguments.split, context=arguments.context, longest=longest)
     options = {"sequences": arguments.sequences, "batch_size": arguments.batch_size, "precision": arguments.precision}
-    report = evaluate_text(model, load_tokenizer(folder), text, **options)
-    return {"model": str(folder), "long_term_memory": long_term_memory, **report}
+    return {"long_term_memory": long_term_memory, **evaluate_text(model, load_tokenizer(folder), text, **options)}
 
 
-def _on_task(folder: str, arguments: argparse.Namespace, rows: list[dict]) -> dict:
+def _on_task(folder: str, arguments: argparse.Namespace) -> dict:
     from tessera.evaluation.task_scores import expect_tokens_of, make_task, task_report
     from tessera.models.saving.loading import load_tokenizer
     from tessera.tasks.question_answering import QuestionTask
@@ -151,13 +156,12 @@ def _on_task(folder: str, arguments: argparse.Namespace, rows: list[dict]) -> di
     model, long_term_memory = measured_model(folder, arguments)
     options = {name: getattr(arguments, name) for name in ("batch_size", "precision")}
     options |= {"examples": arguments.examples or 256, "seed": arguments.seed or 0}
-    own: list[dict] | None = None if arguments.output is None else []
-    report = task_report(model, arguments.task, task, lengths, rows=own, **options)
-    rows += [{"model": str(folder), **row} for row in own or ()]
-    return {"model": str(folder), "long_term_memory": long_term_memory, **report}
+    rows: list[dict] | None = None if arguments.output is None else []
+    report = task_report(model, arguments.task, task, lengths, rows=rows, **options)
+    return {"long_term_memory": long_term_memory, **report, "samples": rows or ()}
 
 
-def _on_harness(folder: str, arguments: argparse.Namespace, rows: list[dict]) -> dict:
+def _on_harness(folder: str, arguments: argparse.Namespace) -> dict:
     expect_harness("eval --tasks")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     from tessera.base.precision import resolve_precision
@@ -170,6 +174,4 @@ def _on_harness(folder: str, arguments: argparse.Namespace, rows: list[dict]) ->
     options = {"batch_size": arguments.batch_size, "max_length": arguments.max_length, "dtype": dtype}
     model = TesseraLM(folder, long_term_memory=switch, **options)
     settings = {name: getattr(arguments, name) for name in ("include_path", "limit", "num_fewshot")}
-    report = harness_report(model, names, samples=arguments.output is not None, **settings)
-    rows += [{"model": str(folder), **row} for row in report.pop("samples", ())]
-    return {"model": str(folder), **report}
+    return harness_report(model, names, samples=arguments.output is not None, **settings)
