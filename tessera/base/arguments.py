@@ -29,7 +29,6 @@ def explains_mistakes(function: Function) -> Function:
 
     @wraps(function)
     def called(*values: Any, **keywords: Any) -> Any:
-        """`function`; where it fails otherwise than by a `TesseraError`, the argument that is to blame is named."""
         if torch.compiler.is_compiling():
             return function(*values, **keywords)
         try:
@@ -50,7 +49,6 @@ def checks_arguments(function: Function) -> Function:
 
     @wraps(function)
     def called(*values: Any, **keywords: Any) -> Any:
-        """`function`, once its arguments are what their annotations say."""
         mistake = _mistake(function, values, keywords)
         if mistake is not None:
             raise TesseraError(mistake)

@@ -64,12 +64,10 @@ class _Refusal(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
-        """Keep the name."""
         ctx.name = inputs[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> None:
-        """Raise the error."""
         raise TesseraError(
             f"{ctx.name}: a second derivative is not there: its backward pass cannot be differentiated. "
             'For kernel_regression the gaussian kernel has one, by backend="reference".'

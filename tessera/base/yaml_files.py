@@ -48,7 +48,6 @@ def _number(construct: Callable) -> Callable:
     """PyYAML's `construct`, but as in YAML 1.2: 010 is ten, not eight, and 1:20 a text, not eighty."""
 
     def constructed(loader: _Loader, node: yaml.ScalarNode) -> Any:
-        """The number, or the text."""
         text = str(node.value)
         if ":" in text:
             return text

@@ -60,17 +60,16 @@ def text_source(
 ) -> TextSource:
     """The text that `spec` names.
 
-    Parameters
-    ----------
-    spec : "stories", "novels" or "test_books" (bundled: nine books, the beginnings of two, and seventeen others); a
-        file, a folder (the text files in it and below) or a glob; a list of those; or a Hugging Face dataset:
-        `owner/name`, or `hf://` and any name or path that `datasets.load_dataset` takes. Files may be packed by gzip.
-    split : "train", "validation", ...: the books of `stories`, or the dataset's split. Files have no splits.
-    text_column, subset : of a Hugging Face dataset; `text_column` also of JSON lines.
-    format : of your files: "text", or "json_lines" (each line a JSON text, or an object with `text_column`), which
-        files that end in .jsonl, .ndjson or .json must be.
-    separator : the line or mark between documents in a file, for example `<|endoftext|>`; None: a file is a document.
-
+    Args:
+        spec: "stories", "novels" or "test_books" (bundled: nine books, the beginnings of two, and seventeen others); a
+            file, a folder (the text files in it and below) or a glob; a list of those; or a Hugging Face dataset:
+            `owner/name`, or `hf://` and any name or path that `datasets.load_dataset` takes. Files may be packed by
+            gzip.
+        split: "train", "validation", ...: the books of `stories`, or the dataset's split. Files have no splits.
+        text_column, subset: of a Hugging Face dataset; `text_column` also of JSON lines.
+        format: of your files: "text", or "json_lines" (each line a JSON text, or an object with `text_column`), which
+            files that end in .jsonl, .ndjson or .json must be.
+        separator: between documents in a file, for example `<|endoftext|>`; None: a file is a document.
     Raises `TesseraError` when the text does not exist or cannot be read.
     """
     expect(format in ("text", "json_lines"), "text_source", "format", "be text or json_lines", repr(format))

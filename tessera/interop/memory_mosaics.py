@@ -56,12 +56,7 @@ SCRIPT_ARGUMENTS = frozenset(
     "batch_size learning_rate max_iters weight_decay beta1 beta2 grad_clip decay_type warmup_iters lr_decay_iters "
     "min_lr gamma milestone att_shift v_leaky gradient_accumulation_steps".split()
 )
-SMOOTH_KERNELS = {
-    "softmax": "gaussian",
-    "epanechnikov": "epanechnikov",
-    "biweight": "biweight",
-    "triweight": "triweight",
-}
+SMOOTH_KERNELS = {"softmax": "gaussian"} | {name: name for name in ("epanechnikov", "biweight", "triweight")}
 VALUE_EXTRACTORS = {("lowrlinearconv", 2): "mixed", ("linearconv", 2): "convolution", ("linearconv", 1): "convolution"}
 
 

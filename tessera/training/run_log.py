@@ -113,10 +113,9 @@ def _tensorboard(recipe: Recipe, run: Path, step: int) -> Tracker:
         writer = SummaryWriter(folder, purge_step=step + 1)
 
     def log(values: Mapping[str, Any], step: int) -> None:
-        """Also onto the disk: the process may be killed."""
         for name, value in values.items():
             writer.add_scalar(name, value, step)
-        writer.flush()
+        writer.flush()  # onto the disk: the process may be killed
 
     return Tracker(log, writer.close)
 
