@@ -144,19 +144,15 @@ def _is_of(kind: str, tensor: Tensor) -> bool:
 
 def _has_shape(notation: str, tensor: Tensor, sizes: dict) -> bool:
     """Whether the tensor has these dimensions, of which those with a name have one size in one call."""
-    names = notation.split()
-    open_ended = next((index for index, name in enumerate(names) if name == "..." or "*" in name), None)
-    shape = tuple(tensor.shape)
-    if open_ended is None:
-        return len(names) == len(shape) and all(_is_size(*pair, sizes) for pair in zip(names, shape))
-    behind = len(names) - open_ended - 1
-    if len(shape) < len(names) - 1:
-        return False
-    first, rest = shape[:open_ended], shape[len(shape) - behind :] if behind else ()
-    middle, name = shape[open_ended : len(shape) - behind], names[open_ended]
-    fixed = [*zip(names[:open_ended], first), *zip(names[open_ended + 1 :], rest)]
-    same = name == "..." or "#" in name or sizes.setdefault(name, middle) == middle
-    return same and all(_is_size(*pair, sizes) for pair in fixed)
+    names, shape = notation.split(), tuple(tensor.shape)
+    first = next((index for index, name in enumerate(names) if name == "..." or "*" in name), None)
+    if first is not None and len(shape) >= len(names) - 1:  # a name for any number of dimensions
+        name = names.pop(first)
+        end = first + len(shape) - len(names)
+        middle, shape = shape[first:end], shape[:first] + shape[end:]
+        if name != "..." and "#" not in name and sizes.setdefault(name, middle) != middle:
+            return False
+    return len(names) == len(shape) and all(_is_size(*pair, sizes) for pair in zip(names, shape))
 
 
 def _is_size(name: str, size: int, sizes: dict) -> bool:

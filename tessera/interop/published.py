@@ -144,10 +144,8 @@ LAYOUTS = {
 def sources_of(names: Iterable[str]) -> tuple[str, ...]:
     """The sources whose checkpoints have such parameter names; empty: none that names tell apart."""
     names = tuple(names)
-    for ending, sources in LAYOUTS.items():
-        if any(name.endswith(ending) for name in names):
-            return sources
-    return ()
+    known = (sources for ending, sources in LAYOUTS.items() if any(name.endswith(ending) for name in names))
+    return next(known, ())
 
 
 def check_layout(source: str, names: Iterable[str]) -> None:

@@ -296,11 +296,9 @@ def _expect_run_or_nothing(run: Path) -> None:
 
 def is_run(run: Path) -> bool:
     """Did a training run write this folder? A recipe alone, or among other files, does not make it one."""
-    if not is_saved_recipe(run / RECIPE):
-        return False
-    if is_lock_file(run / LOCK) or (run / RESULT).is_file() or (run / METRICS).is_file():
-        return True
-    return any((path / MANIFEST).is_file() for path in checkpoints(run))
+    is_marked = is_lock_file(run / LOCK) or (run / RESULT).is_file() or (run / METRICS).is_file()
+    is_marked = is_marked or any((path / MANIFEST).is_file() for path in checkpoints(run))
+    return is_marked and is_saved_recipe(run / RECIPE)
 
 
 def is_unfinished_run_of(run: Path, recipe: Recipe) -> bool:
