@@ -30,8 +30,10 @@ def provenance(
     `command` is this process's, see `command_line`. `commit` is null outside a git checkout of the library and ends in
     "+changes" when tracked files outside `results/` differ from it.
     """
+    module = getattr(sys.modules["__main__"], "__spec__", None)
+    program = f"python -m {module.name.removesuffix('.__main__')}" if module else Path(sys.argv[0]).name
     return {
-        "command": f"{_program()} {command_line(sys.argv[1:])}".strip(),
+        "command": f"{program} {command_line(sys.argv[1:])}".strip(),
         "configuration": portable(configuration),
         "seed": seed,
         "versions": {"tessera": tessera.__version__, "python": platform.python_version()}
@@ -41,12 +43,6 @@ def provenance(
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "wall_seconds": None if wall_seconds is None else round(wall_seconds, 2),
     }
-
-
-def _program() -> str:
-    """How this process was called: a module's name, or that of a script without its folder."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return f"python -m {spec.name.removesuffix('.__main__')}" if spec else Path(sys.argv[0]).name
 
 
 def portable(value: Any) -> Any:

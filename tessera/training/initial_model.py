@@ -27,8 +27,11 @@ def starting_model(
     config = config_for(recipe.model, tokenizer, context or recipe.data.context, largest_token)
     start, base = recipe.training.initialize_from, base_folder(recipe.model)
     for key, folder in (("training.initialize_from", start), ("model.base", base)):
-        if folder:
-            _expect_same_tokens(key, folder, tokenizer)
+        if folder and load_tokenizer(folder).get_vocab() != tokenizer.get_vocab():  # weights mean nothing for other ids
+            raise TesseraError(
+                f"{key} {folder}: its tokenizer must be this recipe's; got other tokens. "
+                f"Use tokenizer: {{type: pretrained, path: {folder}}}."
+            )
     model = load_model(start, config) if start else build_model(config, recipe.seed, base)
     if start or base:
         mark(model, marked(meta_model(config)))  # loaded parameters are new objects
@@ -65,12 +68,3 @@ def enable_checkpointing(model: PreTrainedModel, section: TrainingSection) -> No
         layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
         for index, layer in enumerate(layers):
             layer.gradient_checkpointing = index % section.checkpoint_layers_every == 0
-
-
-def _expect_same_tokens(key: str, start: str, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Weights mean nothing for a tokenizer that gives the same text other ids."""
-    if load_tokenizer(start).get_vocab() != tokenizer.get_vocab():
-        raise TesseraError(
-            f"{key} {start}: its tokenizer must be this recipe's; got other tokens. "
-            f"Use tokenizer: {{type: pretrained, path: {start}}}."
-        )
