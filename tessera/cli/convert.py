@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.checkpoint.is_dir():
         return _merge(arguments)
-    from tessera.interop.checkpoint_file import convert_checkpoint
+    from tessera.interop.published import convert_checkpoint
     from tessera.models.sizes import num_parameters
 
     options = {name: getattr(arguments, name) for name in ("source", "arguments", "dtype")}
