@@ -19,7 +19,7 @@ from tessera.inspection.attention_weights import (
     is_exchangeable,
     returned_weights,
 )
-from tessera.inspection.watched_text import Part, Reading
+from tessera.inspection.text import Part, Reading
 from tessera.kernels import Kernel
 from tessera.memories.association import AssociationMemory
 from tessera.models.recurrence import MemoryState

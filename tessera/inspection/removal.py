@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from tessera.base.errors import expect
 from tessera.inspection.attention_weights import attend_without, intercepted_attention
 from tessera.inspection.recall import CurrentSite, Site, own_residual, running_sites
-from tessera.inspection.watched_text import Reading
+from tessera.inspection.text import Reading
 from tessera.models.recurrence import MemoryState
 from tessera.models.stack_state import StackState
 from tessera.ops.kernel_regression import Call, intercepted

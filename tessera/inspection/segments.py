@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tessera.base.errors import TesseraError, expect
+from tessera.inspection.text import Reading
 from tessera.inspection.trace import SegmentTrace, StoredMemory
-from tessera.inspection.watched_text import Reading
 from tessera.layers.dpfp import dpfp
 from tessera.memories.association import AssociationMemory, AssociationState
 from tessera.models.causality import evaluating, trial_tokens

@@ -16,9 +16,8 @@ from tessera.base.errors import expect
 from tessera.inspection.recall import LAYER, Recall, Site, find_sites, observe_recalls, own_residual
 from tessera.inspection.removal import Removal, without
 from tessera.inspection.segments import Lens, SegmentObserver, describe_memory
-from tessera.inspection.text import UNFINISHED, TokenTexts
+from tessera.inspection.text import UNFINISHED, Reading, TokenTexts
 from tessera.inspection.trace import MemoryTrace, Trace
-from tessera.inspection.watched_text import Reading
 from tessera.kernels import Gaussian
 from tessera.layers.key_extractors import GatedKeyExtractor, LeakyKeyExtractor
 from tessera.models.recurrence import MemoryState

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tessera.base.errors import TesseraError
-from tessera.inspection import Removal, find_sites, loss_of, recall_weights, trace, watched_text
+from tessera.inspection import Removal, find_sites, loss_of, recall_weights, text, trace
 from tests.inspection import models
 from tests.inspection.models import build, gpt2, v1, v2
 from tests.refusals import refused
@@ -27,7 +27,7 @@ def model(request):
 def test_blocks(model, monkeypatch):
     options = {"removals": "heads", "removed_pairs": [4]}
     at_once = trace(model, IDS[:, :13], **options)
-    monkeypatch.setattr(watched_text, "BLOCK", 5)
+    monkeypatch.setattr(text, "BLOCK", 5)
     in_blocks = trace(model, IDS[:, :13], **options)
     torch.testing.assert_close(in_blocks.losses, at_once.losses, equal_nan=True, rtol=1e-5, atol=1e-5)
     for one, other in zip(in_blocks.memories, at_once.memories, strict=True):
