@@ -11,7 +11,7 @@ from tessera.base.errors import expect
 from tessera.inspection.recall import recall_weights
 from tessera.inspection.text import TokenTexts
 from tessera.memory_files.answering import Answer
-from tessera.memory_files.together import without
+from tessera.memory_files.document import without
 from tessera.models.carried_state import read_on
 
 if TYPE_CHECKING:

@@ -24,8 +24,7 @@ from tessera.data.encoding import uncut
 from tessera.generation.sampling import Sampling
 from tessera.inspection.trace import is_trace
 from tessera.memory_files.answering import GREEDY, Answer, answer, answers_questions, require_known_words
-from tessera.memory_files.document import Document, read_document_text
-from tessera.memory_files.together import is_of_pairs, together
+from tessera.memory_files.document import Document, is_of_pairs, read_document_text, together
 from tessera.models.carried_state import grows, read_document
 from tessera.models.fingerprint import Fingerprint, acting_weights, difference
 from tessera.models.recurrence.state import MADE_BY

@@ -13,7 +13,7 @@ from tessera.data.tokenizers import byte_tokenizer
 from tessera.generation.sampling import Sampling
 from tessera.memories.linear_attention import LinearAttentionMemory
 from tessera.memory_files import Memory
-from tessera.memory_files.together import together, without
+from tessera.memory_files.document import together, without
 from tessera.models.carried_state import read_document, read_on
 from tessera.models.forking import apart
 from tessera.models.memory_mosaic import MemoryMosaicLayer
