@@ -155,7 +155,7 @@ class RunLog(TrainingLog):
         self.total_cost = sum(stage.cost for stage in self.stages)
         self.number = self.tokens = 0
         self.ended: list[TrainingProgress] = []  # of the stages before the one under way
-        self.progress: TrainingProgress | None = None
+        self.progress = TrainingProgress()
         self.validated: dict[str, float] = {}  # what the last validation said
         self._line_tokens = 0
         self._notes: dict[str, str] = {}
@@ -177,8 +177,7 @@ class RunLog(TrainingLog):
 
     def begin(self, number: int, progress: TrainingProgress) -> None:
         """See `TrainingLog`."""
-        if self.progress is not None:
-            self.ended.append(self.progress)
+        self.ended.append(self.progress)
         self.number, self.progress = number, progress
         self.tokens += sum(self.data.batch_tokens(self.stages[number], number, step) for step in range(progress.steps))
         self._line_tokens = self.tokens
@@ -239,13 +238,11 @@ class RunLog(TrainingLog):
     @property
     def _step(self) -> int:
         """Of the run, over all stages."""
-        assert self.progress is not None
         return sum(stage.steps for stage in self.ended) + self.progress.steps
 
     @property
     def _cost(self) -> float:
         """Of the steps done, as if stages that ended early had taken all of theirs."""
-        assert self.progress is not None
         before = sum(stage.cost for stage in self.stages[: self.number])
         return before + self.progress.steps * self.stages[self.number].mean_length
 
