@@ -7,7 +7,6 @@ manifest. Checksums are CRC-32: they find flipped bits and truncation at about 1
 
 import json
 import os
-import re
 import shutil
 import zlib
 from collections.abc import Iterable, Mapping
@@ -21,7 +20,7 @@ from tessera.base.errors import first_line
 from tessera.base.files import remove, sync
 
 FOLDER, TEMPORARY, MANIFEST = "checkpoints", "draft.tmp", "complete.json"
-_NAME = re.compile(r"checkpoint-(\d+)$")
+STEM = "checkpoint-"
 
 
 def describe(folder: Path, files: list[Path]) -> dict[str, list[int]]:
@@ -74,15 +73,13 @@ def publish(temporary: Path, final: Path) -> None:
 
 def checkpoints(run: Path) -> list[Path]:
     """All checkpoint folders of a run, the latest first, complete or not."""
-    folders = [path for path in (run / FOLDER).glob("checkpoint-*") if _NAME.search(path.name)]
+    folders = [path for path in (run / FOLDER).glob(f"{STEM}*") if path.name.removeprefix(STEM).isdecimal()]
     return sorted(folders, key=step_of, reverse=True)
 
 
 def step_of(checkpoint: Path) -> int:
     """The optimizer step after which a checkpoint was written."""
-    match = _NAME.search(checkpoint.name)
-    assert match is not None, f"{checkpoint.name} is no checkpoint's name"
-    return int(match[1])
+    return int(checkpoint.name.removeprefix(STEM))
 
 
 def latest_complete(run: Path) -> tuple[Path | None, list[str]]:
