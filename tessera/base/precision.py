@@ -40,10 +40,7 @@ def cpu_instructions(names: tuple[str, ...]) -> list[str]:
 
 
 def autocast(precision: str | None, device_type: str) -> Any:
-    """The context of a forward pass: bfloat16 autocast or none, by `resolve_precision`; None: as the surroundings say.
-
-    Weights stay in float32.
-    """
+    """The context of a forward pass: bfloat16 or none, by `resolve_precision`; None: as the surroundings say."""
     if precision is None:
         return nullcontext()
     is_bfloat16 = resolve_precision(precision, device_type) == "bf16"

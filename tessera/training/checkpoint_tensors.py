@@ -103,10 +103,7 @@ class ShardWriter:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
 
     def start(self, folder: Path, tensors: dict[str, Tensor], then: Callable[[], None]) -> None:
-        """Copy `tensors` (all processes take part), then write them into `folder` and call `then` in the background.
-
-        `then` is called when all processes have written their parts.
-        """
+        """Copy `tensors` (all take part), write them into `folder` in the background, and call `then` when all have."""
         if self._group is None:  # the threads' messages must not meet those of the training
             self._group = dist.new_group(backend="gloo")
         writer = HuggingFaceStorageWriter(path=str(folder), save_distributed=True)

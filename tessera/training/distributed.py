@@ -81,10 +81,7 @@ LONGEST_WAIT = timedelta(days=7)  # a message of a step that takes ten minutes (
 
 @contextmanager
 def init_processes() -> Iterator[Processes]:
-    """The processes of torchrun or accelerate, which can talk to each other as long as the context lasts.
-
-    They talk by gloo, of tensors on GPUs by NCCL.
-    """
+    """The processes of torchrun or accelerate, which can talk to each other as long as the context lasts."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield SINGLE_PROCESS
         return

@@ -87,12 +87,16 @@ def train_curriculum(
         score: of a stage, at most 1, higher is better.
         report: hears the share of all stages, where a step costs in proportion to its length.
     """
+
+    def missing(stage: Stage) -> float:
+        return 1.0 - score(stage)
+
     options = known_scales(model, options)
     plans = [
         StagePlan(
             replace(options, steps=stage.steps, learning_rate=stage.learning_rate),
             partial(loss_at, stage, number),
-            lambda stage=stage: 1.0 - score(stage),
+            partial(missing, stage),
             target=_target(stage),
             name=f"stage {number + 1}",
         )
@@ -104,10 +108,7 @@ def train_curriculum(
 def train_recipe_stages(
     model: nn.Module, recipe: Recipe, data: TrainingData, folder: Path, report: Report
 ) -> list[dict[str, Any]]:
-    """Train `model` through the recipe's curriculum without a run folder; the records of its stages.
-
-    Checkpoints lie in `folder`, from which a later call goes on.
-    """
+    """Train `model` through the recipe's curriculum, with checkpoints in `folder` alone; the records of its stages."""
     return _records(model, recipe.training.curriculum, stage_plans(recipe, model, data), folder, report)
 
 
