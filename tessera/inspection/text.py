@@ -123,6 +123,7 @@ class Reading:
 
     Attributes:
         part: what is being read now. base: the model whose layers do it (inside ARMT, RMT and PRMT; else itself).
+    Raises `TesseraError`: several texts, a memory that is not this model's, further inputs of a text read in parts.
     """
 
     def __init__(

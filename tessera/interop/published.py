@@ -227,6 +227,7 @@ def convert_checkpoint(
     Args:
         source: a name of `REFERENCES`; None: recognised. arguments: JSON file of the published constructor's arguments,
             where the checkpoint does not hold them. dtype: of the saved weights.
+    Raises `TesseraError`: an unreadable file, an output that is in use, or what `from_reference` refuses.
     """
     expect_new_folder(output, "convert", "OUTPUT")
     weights, constructor = read_checkpoint(checkpoint)

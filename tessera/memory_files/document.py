@@ -169,6 +169,7 @@ def together(states: Sequence[StackState]) -> StackState:
     that is left out was never read. A question sees the pairs of all, and goes on from the end of the last.
     Equal to the state of a model that read them one behind the other with `document_ids`, whose pairs then all count as
     document 0: the pair of the last token of a document, whose value never came, is stored as absent.
+    Raises `TesseraError`: states of different models.
     """
     if len(states) == 1:
         return states[0]

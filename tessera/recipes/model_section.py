@@ -73,7 +73,10 @@ def model_problems(section: dict[str, Any]) -> list[str]:
 def config_for(
     section: dict[str, Any], tokenizer: PreTrainedTokenizerFast, context: int, largest_token: int = -1
 ) -> PreTrainedConfig:
-    """The configuration for a model that reads `tokenizer`'s ids in sequences of `context` tokens."""
+    """The configuration for a model that reads `tokenizer`'s ids in sequences of `context` tokens.
+
+    Raises `TesseraError`: the model's vocabulary is smaller than the tokenizer's (or than a stored token needs).
+    """
     special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     config = model_config(section, vocab_size=len(tokenizer), max_positions=context, n_positions=context, **special)
     needed = max(len(tokenizer), largest_token + 1)

@@ -24,7 +24,10 @@ TRIAL = ("training.log_every=1", "training.evaluate_sequences=1", "training.chec
 
 
 def language_demo(output: Path, overrides: list[str], minutes: float, prompt: str) -> None:
-    """Train both for so many minutes at most, then write and print what came out; the samples begin with `prompt`."""
+    """Train both for so many minutes at most, then write and print what came out; the samples begin with `prompt`.
+
+    Raises `TesseraError`: impossible overrides, a prompt that fills the context, or an output that cannot be written.
+    """
     for recipe in RECIPES.values():
         read_recipe(recipe, overrides)  # mistakes are said before anything is made
     with writing(output, "output folder", "Use --output."):
