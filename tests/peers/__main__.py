@@ -55,17 +55,8 @@ def main() -> int:
         print("peers: skipped, the package index does not give the source archives.")
         return 0
     outcomes = Outcomes()
-    options = [
-        "-c",
-        str(HERE / "pytest.ini"),
-        "--rootdir",
-        str(HERE.parents[1]),
-        "-p",
-        "no:cacheprovider",
-        "-W",
-        "ignore",
-    ]
-    options += ["--import-mode=importlib", "--tb=short", "--show-capture=no", "-q"]
+    options = ["-c", str(HERE / "pytest.ini"), "--rootdir", str(HERE.parents[1])]
+    options += "-p no:cacheprovider -W ignore --import-mode=importlib --tb=short --show-capture=no -q".split()
     is_quick, names = "--quick" in sys.argv, [name for name in sys.argv[1:] if name != "--quick"]
     suites = [str(HERE / f"{name}_suite.py") for name in names or SUITES]
     if is_quick:
