@@ -19,8 +19,16 @@ def v2(**changes):
     return MemoryMosaicV2Config(**{**SIZES, **WINDOWS, "intermediate_size": 16, **changes})
 
 
-def gpt2(num_layers=2):
-    return GPT2Config(vocab_size=30, n_embd=16, n_layer=num_layers, n_head=2, n_positions=32)
+def gpt2(num_layers=2, **changes):
+    sizes = {"vocab_size": 30, "n_embd": 16, "n_layer": num_layers, "n_head": 2, "n_positions": 32}
+    return GPT2Config(**{**sizes, **changes})
+
+
+def with_memories(model):
+    """Its memories say something: they start at 0."""
+    for memory in getattr(model, "memories", ()):
+        torch.nn.init.normal_(memory.value.weight)
+    return model.eval()
 
 
 def build(config, scale=None):

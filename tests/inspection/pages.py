@@ -8,52 +8,42 @@ from dataclasses import replace
 from functools import cache
 
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 import tessera
 from tessera.data.tokenizers import byte_tokenizer
 from tessera.inspection import Trace, trace, trace_memory
+from tests.inspection.models import build, gpt2, v1, with_memories
 
+TOKENIZER = byte_tokenizer()
 TEXT = "the cat sat on the mat. the cat sat on the hat."
 
 
 @cache
 def mosaic_trace(text: str = TEXT, kernel: str = "triweight") -> Trace:
     """A Memory Mosaic of two layers over bytes."""
-    torch.manual_seed(0)
-    tokenizer = byte_tokenizer()
-    config = tessera.MemoryMosaicConfig(
-        vocab_size=len(tokenizer), hidden_size=16, num_layers=2, num_heads=2, num_persistent_slots=8, kernel=kernel
-    )
-    model = AutoModelForCausalLM.from_config(config).eval()
-    ids = torch.tensor([tokenizer(text)["input_ids"]])
-    return trace(model, ids, tokenizer, removals="heads", removed_pairs=[5])
+    model = build(v1(vocab_size=len(TOKENIZER), num_persistent_slots=8, kernel=kernel))
+    return trace(model, ids_of(text), TOKENIZER, removals="heads", removed_pairs=[5])
+
+
+def ids_of(text: str = TEXT) -> torch.Tensor:
+    """Its bytes."""
+    return torch.tensor([TOKENIZER(text)["input_ids"]])
 
 
 @cache
 def armt_trace() -> Trace:
     """An ARMT around a GPT-2, which read the text behind a memory."""
-    torch.manual_seed(0)
-    base = GPT2LMHeadModel(GPT2Config(vocab_size=258, n_embd=16, n_layer=2, n_head=2, n_positions=64))
-    model = tessera.wrap(base, segment_size=8, num_memory_tokens=2, memory_dim=4).eval()
-    for memory in model.memories:
-        torch.nn.init.normal_(memory.value.weight)
-    tokenizer = byte_tokenizer()
-    ids = torch.tensor([tokenizer(TEXT)["input_ids"]])
-    return trace(model, ids, tokenizer, memory=model(ids[:, :20]).memory_state)
+    base = build(gpt2(vocab_size=len(TOKENIZER), n_positions=64))
+    model = with_memories(tessera.wrap(base, segment_size=8, num_memory_tokens=2, memory_dim=4))
+    return trace(model, ids_of(), TOKENIZER, memory=model(ids_of()[:, :20]).memory_state)
 
 
 @cache
 def memory_trace(make: str = "wrap") -> Trace:
     """A stored memory alone."""
-    torch.manual_seed(0)
-    base = GPT2LMHeadModel(GPT2Config(vocab_size=258, n_embd=16, n_layer=2, n_head=2, n_positions=64))
-    model = getattr(tessera, make)(base, segment_size=8, num_memory_tokens=2).eval()
-    for memory in getattr(model, "memories", ()):
-        torch.nn.init.normal_(memory.value.weight)
-    tokenizer = byte_tokenizer()
-    state = model(torch.tensor([tokenizer(TEXT)["input_ids"]])).memory_state
-    return trace_memory(model, state, tokenizer)
+    base = build(gpt2(vocab_size=len(TOKENIZER), n_positions=64))
+    model = with_memories(getattr(tessera, make)(base, segment_size=8, num_memory_tokens=2))
+    return trace_memory(model, model(ids_of()).memory_state, TOKENIZER)
 
 
 def data_of(page: str) -> list[dict]:

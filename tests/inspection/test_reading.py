@@ -5,7 +5,6 @@ from dataclasses import fields
 import pytest
 import torch
 
-from tessera.base.errors import TesseraError
 from tessera.inspection import Removal, find_sites, loss_of, recall_weights, text, trace
 from tests.inspection import models
 from tests.inspection.models import build, gpt2, v1, v2
@@ -81,7 +80,6 @@ def test_a_slot_of_a_bank_is_taken_out():
 
 def test_what_cannot_be_read():
     model, mosaic = build(gpt2(1)), build(CONFIGS["v1"])
-    with pytest.raises(TesseraError, match="memory must be a state of this model"):
-        trace(model, IDS, memory=mosaic(IDS, use_cache=True).past_key_values)
     state = mosaic(IDS, use_cache=True).past_key_values
+    refused("memory must be a state of this model", trace, model, IDS, memory=state)
     refused("inputs must be left out", recall_weights, mosaic, IDS, memory=state, attention_mask=torch.ones_like(IDS))

@@ -60,60 +60,41 @@ def test_short_and_long_term_memories_see_their_windows():
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("config", "num_pairs"),
     [
-        gpt2(),
-        LlamaConfig(**{**GROUPED, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}),
-        transformer_config(positions="alibi", vocab_size=30, hidden_size=16, num_layers=2, num_heads=2),
+        (gpt2(), 20),
+        (LlamaConfig(**{**GROUPED, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}), 20),
+        (transformer_config(positions="alibi", vocab_size=30, hidden_size=16, num_layers=2, num_heads=2), 20),
+        (MistralConfig(**GROUPED), 4),
+        (Gemma2Config(**GROUPED, attn_logit_softcapping=0.1, attn_implementation="eager"), 4),
     ],
-    ids=["gpt2", "llama", "bloom"],
+    ids=["gpt2", "llama", "bloom", "sliding windows", "soft caps"],
 )
-def test_attention_of_transformers_is_what_transformers_say(config):
-    model = build(config)
-    queries = [0, 3, 19]
-    recalls = recall_weights(model, IDS, queries=queries)
+def test_attention_of_transformers_is_what_transformers_say(config, num_pairs):
+    model, queries = build(config, scale=0.5), [0, 3, 19]
+    losses, recalls = loss_of(model, IDS), recall_weights(model, IDS, queries=queries)
     if model._can_set_attn_implementation():
         model.set_attn_implementation("eager")
-    attentions = model(IDS, output_attentions=True).attentions
-    assert len(recalls) == 2
-    for recall, attention in zip(recalls, attentions):
-        torch.testing.assert_close(recall.weights, attention[0][:, queries], rtol=0, atol=1e-5)
-        assert recall.num_pairs.tolist() == [1, 4, 20]
-
-
-@pytest.mark.parametrize(
-    ("config", "implementation"),
-    [(MistralConfig(**GROUPED), "sdpa"), (Gemma2Config(**GROUPED, attn_logit_softcapping=0.1), "eager")],
-    ids=["sliding windows", "soft caps"],
-)
-def test_windows_and_caps_of_attention_are_seen(config, implementation):
-    model = build(config)
-    for layer in model.model.layers:
-        torch.nn.init.normal_(layer.self_attn.q_proj.weight)
-    model.set_attn_implementation(implementation)
-    losses = loss_of(model, IDS)
-    recalls = recall_weights(model, IDS, queries=[3, 19])
-    model.set_attn_implementation("eager")
     output = model(IDS, output_attentions=True)
+    assert len(recalls) == 2
     for recall, attention in zip(recalls, output.attentions):
-        torch.testing.assert_close(recall.weights, attention[0][:, [3, 19]], rtol=0, atol=1e-5)
-    assert recalls[0].num_pairs.tolist() == [4, 4]
+        torch.testing.assert_close(recall.weights, attention[0][:, queries], rtol=0, atol=1e-5)
+    assert recalls[0].num_pairs.tolist() == [1, 4, num_pairs]
     expected = cross_entropy(output.logits[0, :-1], IDS[0, 1:], reduction="none")
     torch.testing.assert_close(losses[1:], expected)
 
 
 SPARSE = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 SPARSE |= {"intermediate_size": 16, "index_topk": 3, "index_n_heads": 2, "index_head_dim": 8}
-SPARSE |= {"q_lora_rank": 8, "kv_lora_rank": 8}
-SPARSE |= {"qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4, "first_k_dense_replace": 2}
-SPARSE |= {"num_key_value_heads": 2}
+SPARSE |= {"first_k_dense_replace": 2, "num_key_value_heads": 2}
+LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4}
 
 
 @pytest.mark.parametrize("kind", ["deepseek_v32", "glm_moe_dsa"])
 def test_keys_that_a_model_chooses_for_each_query_are_the_ones_that_are_seen(kind):
     if kind not in CONFIG_MAPPING:
         pytest.skip("this transformers has no such model")
-    model = build(CONFIG_MAPPING[kind](**SPARSE))
+    model = build(CONFIG_MAPPING[kind](**SPARSE, **LATENT))
     model.set_attn_implementation("eager")
     recalls = recall_weights(model, IDS, queries=[1, 19])
     attentions = model(IDS, output_attentions=True).attentions
@@ -124,8 +105,7 @@ def test_keys_that_a_model_chooses_for_each_query_are_the_ones_that_are_seen(kin
 
 
 LONGCAT = {"num_layers": 1, "ffn_hidden_size": 16, "expert_ffn_hidden_size": 8, "n_routed_experts": 4, "moe_topk": 2}
-LONGCAT |= {"head_dim": 4, "q_lora_rank": 8, "kv_lora_rank": 8}
-LONGCAT |= {"qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4}
+LONGCAT |= {"head_dim": 4, **LATENT}
 LOOPED = {
     "hrm_text": ({}, r"every memory must run once in a pass; got model\.L_module\.layers\.0\.self_attn"),
     "diffllama": ({}, r"must run once in a pass; got attention in model\.layers\.0\.self_attn of DiffLlama"),
@@ -181,10 +161,7 @@ def test_a_head_is_not_left_out_of_attention_that_would_be_another():
 @pytest.mark.parametrize("removal", [False, True])
 def test_a_static_cache_is_seen_as_far_as_it_is_filled(removal):
     """transformers gives no mask at its beginning: what lies behind the text is empty, and no pair."""
-    config = LlamaConfig(
-        vocab_size=30, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-        intermediate_size=16,
-    )  # fmt: skip
+    config = LlamaConfig(**GROUPED)
     model, ids = build(config, scale=0.5), torch.arange(8)[None] * 5 % 30
     cache = StaticCache(config=config, max_cache_len=20)
     if removal:
