@@ -21,10 +21,6 @@ CL100K = (
 )
 
 
-def wrapped(tokenizer):
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
-
-
 def trained(model, trainer, pre_tokenizer=None, normalizer=None):
     tokenizer = Tokenizer(model)
     if pre_tokenizer is not None:
@@ -32,10 +28,12 @@ def trained(model, trainer, pre_tokenizer=None, normalizer=None):
     if normalizer is not None:
         tokenizer.normalizer = normalizer
     tokenizer.train_from_iterator([SAMPLE] * 20, trainer)
-    return wrapped(tokenizer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
 
 
-def tokenizers_of_other_people():
+@pytest.fixture(scope="module")
+def known():
+    """Tokenizers as other people's."""
     special = {"special_tokens": ["<unk>", "</s>"], "show_progress": False}
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=True)
     later = pre_tokenizers.Sequence(
@@ -63,11 +61,6 @@ def tokenizers_of_other_people():
             normalizers.BertNormalizer(),
         ),
     }
-
-
-@pytest.fixture(scope="module")
-def known():
-    return tokenizers_of_other_people()
 
 
 @pytest.mark.parametrize("name", ["byte", "bpe", "prefix space", "llama 3", "llama 2", "t5", "bert"])

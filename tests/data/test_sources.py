@@ -7,7 +7,6 @@ import re
 import datasets
 import pytest
 
-from tessera.base.errors import TesseraError
 from tessera.data.sources import BUNDLED, STORIES, story_files, text_files, text_source
 from tests.refusals import refused
 
@@ -87,8 +86,8 @@ def test_text_that_does_not_exist_is_named(name):
 
 def test_a_format_that_is_none_is_refused(tmp_path):
     (tmp_path / "a.jsonl").write_text('"text"')
-    with pytest.raises(TesseraError, match="format must be text or json_lines; got 'jsonl'"):  # it would be text
-        text_source(str(tmp_path / "a.jsonl"), format="jsonl")
+    path = str(tmp_path / "a.jsonl")  # it would be text
+    refused("format must be text or json_lines; got 'jsonl'", text_source, path, format="jsonl")
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "A.NDJSON", "a.json"])

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tessera.base.errors import TesseraError
 from tessera.data.sources import text_source
 from tessera.data.store import open_or_build
 from tessera.data.tokenizers import byte_tokenizer, train_bpe
@@ -118,8 +117,8 @@ def test_a_build_that_fails_leaves_nothing(text, tmp_path):
 
 def test_an_empty_corpus_is_refused_and_named(tmp_path):
     (tmp_path / "empty.txt").write_text("")
-    with pytest.raises(TesseraError, match=r"empty\.txt: must contain text; got an empty corpus"):
-        build(text_source(str(tmp_path / "empty.txt")), tmp_path)
+    source = text_source(str(tmp_path / "empty.txt"))
+    refused(r"empty\.txt: must contain text; got an empty corpus", build, source, tmp_path)
     assert not (tmp_path / "stores").exists()
 
 

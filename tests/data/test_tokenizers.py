@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from tessera.base.errors import TesseraError
 from tessera.data.tokenizers import (
     BEGIN,
     END,
@@ -113,8 +112,8 @@ def test_a_tokenizer_file_is_a_path(tmp_path, beside):
 def test_a_tokenizer_file_that_does_not_say_how_texts_end(tmp_path):
     text = train_bpe([TEXT], 270).backend_tokenizer.to_str().replace(END, "<|stop|>").replace(BEGIN, "<|start|>")
     (tmp_path / "mine.json").write_text(text)
-    with pytest.raises(TesseraError, match="must say which token ends a text"):
-        build_tokenizer(TokenizerSpec("pretrained", path=str(tmp_path / "mine.json")))
+    spec = TokenizerSpec("pretrained", path=str(tmp_path / "mine.json"))
+    refused("must say which token ends a text", build_tokenizer, spec)
 
 
 @pytest.mark.parametrize(

@@ -86,45 +86,44 @@ def test_validation_windows_are_spread_over_the_text(tmp_path):
     assert [int(item["input_ids"][0]) for item in windows] == [0, 250, 500, 750]
 
 
+def tokenizer_of(vocabulary, **special):
+    """Single letters as tokens, with "\u2581" for a blank."""
+    numbers = {token: number for number, token in enumerate(vocabulary)}
+    tokenizer = Tokenizer(models.BPE(vocab=numbers, merges=[], unk_token=special.get("unk_token")))
+    tokenizer.decoder = decoders.Replace("\u2581", " ")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+
+
+def tokens_per_byte(folder, tokenizer, text, document_ids=False, **special):
+    """Of fifty documents that are this text, read in windows of eight tokens."""
+    (folder / "text.jsonl").write_text(50 * f'"{text}"\n', encoding="utf-8")
+    source = text_source(str(folder / "text.jsonl"), format="json_lines")
+    store = open_or_build(source, tokenizer, folder, **{"end_token": False, **special})
+    return ValidationWindows(Split.of(store), 8, document_ids=document_ids).tokens_per_byte(tokenizer)
+
+
 @pytest.mark.parametrize(("document_ids", "expected"), [(True, 4 / 8), (False, 5 / 8)])
 def test_begin_tokens_that_nothing_predicts_do_not_count(tmp_path, document_ids, expected):
     """Of text with unknown characters, whose tokens do not say their bytes."""
-    model = models.BPE(vocab={"<unk>": 0, "<s>": 1, "a": 2, "b": 3}, merges=[], unk_token="<unk>")
-    tokenizer = Tokenizer(model)
-    tokenizer.decoder = decoders.Replace("\u2581", " ")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", unk_token="<unk>")
-    (tmp_path / "text.jsonl").write_text(50 * '"a国b国"\n', encoding="utf-8")
-    source = text_source(str(tmp_path / "text.jsonl"), format="json_lines")
-    store = open_or_build(source, tokenizer, tmp_path, begin_token=True, end_token=False)
-    windows = ValidationWindows(Split.of(store), 8, document_ids=document_ids)
-    assert windows.tokens_per_byte(tokenizer) == pytest.approx(expected)
+    tokenizer = tokenizer_of(["<unk>", "<s>", "a", "b"], bos_token="<s>", unk_token="<unk>")
+    ratio = tokens_per_byte(tmp_path, tokenizer, "a国b国", document_ids, begin_token=True)
+    assert ratio == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("text", "expected"), [("a b ab ", 1.0), ("a国b国", 0.5)])
 def test_unknown_text_counts_with_all_of_its_bytes(tmp_path, text, expected):
     """A token of SentencePiece says its bytes, unless it is the one for whatever the vocabulary does not have."""
-    model = models.BPE(vocab={"<unk>": 0, "</s>": 1, "a": 2, "b": 3, "\u2581": 4}, merges=[], unk_token="<unk>")
-    tokenizer = Tokenizer(model)
-    tokenizer.normalizer, tokenizer.decoder = normalizers.Replace(" ", "\u2581"), decoders.Replace("\u2581", " ")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
-    (tmp_path / "text.txt").write_text(50 * text, encoding="utf-8")
-    store = open_or_build(text_source(str(tmp_path / "text.txt")), tokenizer, tmp_path, end_token=False)
-    assert ValidationWindows(Split.of(store), 8).tokens_per_byte(tokenizer) == expected
+    tokenizer = tokenizer_of(["<unk>", "</s>", "a", "b", "\u2581"], eos_token="</s>", unk_token="<unk>")
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    assert tokens_per_byte(tmp_path, tokenizer, text) == expected
 
 
 @pytest.mark.parametrize("scheme", ["never", "first"])
 @pytest.mark.parametrize("special", [{}, {"begin_token": True}, {"end_token": True}])
 def test_a_blank_that_a_tokenizer_puts_before_a_text_is_none_of_its_bytes(tmp_path, scheme, special):
-    model = models.BPE(vocab={"<s>": 0, "</s>": 1, "a": 2, "b": 3, "\u2581": 4}, merges=[])
-    tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
-    tokenizer.decoder = decoders.Replace("\u2581", " ")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
-    (tmp_path / "text.jsonl").write_text('"b a"\n' * 50)
-    source = text_source(str(tmp_path / "text.jsonl"), format="json_lines")
-    store = open_or_build(source, tokenizer, tmp_path, **{"end_token": False, **special})
+    tokenizer = tokenizer_of(["<s>", "</s>", "a", "b", "\u2581"], bos_token="<s>", eos_token="</s>")
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
     before, behind = special.get("begin_token", 0) + (scheme == "first"), special.get("end_token", 0)
     sizes = 50 * [*[0] * before, 1, 1, 1, *[0] * behind]
     predicted = [size for place, size in enumerate(sizes[: len(sizes) // 8 * 8]) if place % 8]
-    ratio = ValidationWindows(Split.of(store), 8).tokens_per_byte(tokenizer)
-    assert ratio == pytest.approx(len(predicted) / sum(predicted))
+    assert tokens_per_byte(tmp_path, tokenizer, "b a", **special) == pytest.approx(len(predicted) / sum(predicted))
