@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.base.errors import TesseraError
 from tessera.evaluation.task_scores import score_batches
 from tessera.papers.babilong.sample import RESERVED, SHORTEST, HalfFacts, books_of, draw_noise
 from tessera.papers.babilong.stories import (
@@ -91,49 +90,46 @@ def test_a_fact_comes_before_the_sentence_of_its_place():
             shifted += len(fact)
 
 
-def test_samples_are_those_that_stored_results_were_made_with():
+@pytest.mark.parametrize("words", [{"lookalikes": 0.1}, {"near_facts": 0.01}], ids=str)
+def test_samples_are_those_that_stored_results_were_made_with(words):
     """Whatever fields are named, and whatever else changes in a context or is asked of it."""
-    changed = {"near_facts": 0.01, "half_facts": 0.1, "also_asked": ("qa2",), "from_memory": True}
+    changed = {"half_facts": 0.1, "also_asked": ("qa2",), "from_memory": True, **words}
     plain, other = (next(BABILong("qa1", **SMALL, **settings).samples(3)) for settings in ({}, changed))
     assert plain.story.facts == ("John moved to the bathroom.", "Sandra journeyed to the hallway.")
     assert plain.context.positions == (1, 1)
-    assert other.story.facts == plain.story.facts
+    assert plain.context.lookalikes is None
+    assert other.story.facts == plain.story.facts, "the seed of samples names the share"
+
+
+def with_words_replaced(context):
+    """Its tokens, and those before words of its noise were replaced."""
+    tokens, before = context.tokens(), replace(context, lookalikes=None).tokens()
+    assert (tokens == context.tokens()).all(), "not the same each time"
+    assert len(tokens) == len(before)
+    return tokens, before
 
 
 def test_lookalikes_are_words_of_stories_in_the_noise_alone():
-    plain = BABILong("qa1", length=2000, vocab_size=250)
-    task = replace(plain, lookalikes=0.1)
-    story_words = {*STORY_WORDS.lower().split()}
+    task = BABILong("qa1", length=2000, vocab_size=250, lookalikes=0.1)
     places = replaced = 0
     for sample in islice(task.samples(3), 10):
-        context = sample.context
-        tokens = context.tokens()
+        tokens, before = with_words_replaced(sample.context)
         assert len(tokens) == task.length - RESERVED
-        assert (tokens == context.tokens()).all(), "not the same each time"
-        facts = [piece for piece, is_fact in context.pieces() if is_fact]
+        facts = [piece for piece, is_fact in sample.context.pieces() if is_fact]
         assert len(facts) == len(sample.story.facts)
-        before = replace(context, lookalikes=None).tokens()
         changed = tokens[tokens != before]
-        assert {*decode(task.vocabulary, changed).split()} <= story_words
+        assert {*decode(task.vocabulary, changed).split()} <= {*STORY_WORDS.lower().split()}
         places += len(tokens) - sum(map(len, facts))
         replaced += len(changed)
     assert 0.09 < replaced / places < 0.105  # a word may be replaced by itself
-    without, with_words = (next(one.samples(3)) for one in (plain, task))
-    assert without.context.lookalikes is None
-    assert without.story == with_words.story, "the seed of samples names the share"
 
 
 @some("kind", LENGTHS, by_default=("qa1", "qa5"))
 def test_near_facts_are_facts_but_for_one_name(kind):
-    plain = BABILong(kind, length=4000, vocab_size=250)
-    task = replace(plain, near_facts=0.02)
+    task = BABILong(kind, length=4000, vocab_size=250, near_facts=0.02)
     names = {*NAMES.lower().split()}
     facts = [fact.lower().replace(".", " .").split() for fact in facts_of(kind)]
-    sample = next(task.samples(3))
-    assert sample.story == next(plain.samples(3)).story, "the seed of samples names the share"
-    tokens, before = (one.tokens() for one in (sample.context, replace(sample.context, lookalikes=None)))
-    assert len(tokens) == len(before)
-    assert (tokens == sample.context.tokens()).all(), "not the same each time"
+    tokens, before = with_words_replaced(next(task.samples(3)).context)
     words = decode(task.vocabulary, tokens).split()
 
     def replaced(fact: list[str], place: int) -> list[str]:
@@ -173,18 +169,20 @@ def test_borders_of_segments_split_the_share_of_facts_that_is_asked_for_as_far_a
     assert torch.equal(without_borders[0].contexts, without_borders[1].contexts)
 
 
+FACTS = [fact.lower().rstrip(".").split() for fact in facts_of("qa1")]
+ENDS = {" ".join(fact[cut:]) for fact in FACTS for cut in range(1, 5)}
+
+
 def test_segments_begin_with_ends_of_facts_whose_beginnings_are_nowhere():
     segment, length = 64, 16 * 64 - 10
     plain = BABILong("qa1", length=length, vocab_size=250)
     with_ends = replace(plain, half_facts=0.5)
-    facts = [f"{fact.lower().rstrip('.')} ." for fact in facts_of("qa1")]
-    ends = {" ".join(fact.split()[cut:]).removesuffix(" .") for fact in facts for cut in range(1, 5)}
     shares = []
     for task in (plain, with_ends):
         contexts = task.question_batch(32, 3, length, 0, "train", segment=segment).contexts
         rows = [decode(task.vocabulary, context).split() for context in contexts]
         begins = [" ".join(row[begin : begin + 6]) for row in rows for begin in range(segment, length, segment)]
-        with_an_end = [text for text in begins if any(text.startswith(end) for end in ends)]
+        with_an_end = [text for text in begins if any(text.startswith(end) for end in ENDS)]
         shares.append(len(with_an_end) / len(begins))
     assert shares[0] < 0.1
     assert 0.3 < shares[1] < 0.55, "half of the segments, but for those beside facts"
@@ -230,12 +228,14 @@ def test_segments_end_with_ends_of_facts_that_have_no_beginning():
     assert torch.equal(without[:, whole:], with_some[:, whole:])
     places = set((without != with_some).nonzero()[:, 1].remainder(segment).tolist())
     assert places == set(range(segment - 6, segment)), "four words, with up to two of the noise behind them"
-    facts = [fact.lower().rstrip(".").split() for fact in facts_of("qa1")]
-    ends = {tuple(fact[cut:]) for fact in facts for cut in range(1, 5)}
     rows = [decode(plain.vocabulary, context[:whole]).split() for context in with_some]
     last_words = [row[border - 6 : border] for row in rows for border in range(segment, whole + 1, segment)]
     ended = sum(
-        any(tuple(words[-size - behind : len(words) - behind]) in ends for size in (1, 2, 3, 4) for behind in (0, 1, 2))
+        any(
+            " ".join(words[-size - behind : len(words) - behind]) in ENDS
+            for size in (1, 2, 3, 4)
+            for behind in (0, 1, 2)
+        )
         for words in last_words
     )
     assert 0.3 < ended / len(last_words) < 0.6, "half of the segments, but for those beside facts"
@@ -268,17 +268,9 @@ def test_stories_can_be_as_short_as_a_question_allows(kind):
     assert (fewest[1] < fewest[0]) == (FEWEST[kind] < LENGTHS[kind][0])
 
 
-def test_noise_is_consecutive_and_cut_to_length():
-    books = books_of(Words("stories", 250), "train")
-    random = Random(1)
-    for length in (1, 40, 333, 5000):
-        spans = draw_noise(books, length, random)
-        assert sum(len(span.tokens(0, span.num_sentences)) for span in spans) == length
-    assert min(np.diff(book.starts).min() for book in books) >= SHORTEST
-
-
 def test_no_sentence_comes_twice_before_all_have_come():
     books = books_of(Words("stories", 250), "train")
+    assert min(np.diff(book.starts).min() for book in books) >= SHORTEST
     whole = sum(len(book.tokens) for book in books)
     for seed in range(5):
         spans = draw_noise(books, whole - 1, Random(seed))
@@ -301,16 +293,6 @@ def test_tests_have_books_of_their_own_and_the_vocabulary_owes_them_nothing():
     batch = own.question_batch(16, 2, 108, 0, "test")
     assert set(batch.sources.tolist()) == {0, 1}
     assert (batch.rows(3, 5).sources == batch.sources[3:5]).all()
-    refused("test_noise must be other books than noise", BABILong, noise="novels", test_noise="novels")
-
-
-def test_texts_of_one_book_count_as_one():
-    """However many there are: copies of each tell nothing new, and of one book there is no error."""
-    shares = torch.tensor([1.0, 0.0, 0.5, 1.0], dtype=torch.double)
-    alone, copied = estimate(shares), estimate(shares.repeat(3), torch.arange(4).repeat(3))
-    assert copied == pytest.approx(alone)
-    assert estimate(shares.repeat(3)).standard_error < 0.6 * alone.standard_error
-    assert np.isnan(estimate(shares, torch.zeros(4)).standard_error)
 
 
 @pytest.mark.parametrize("test_noise", [None, "novels"])
@@ -323,6 +305,7 @@ def test_the_error_of_a_score_is_that_over_books_where_there_are_several(test_no
         right = torch.tensor([sample.context.spans[0].book.name == books[0] for sample in batch.details])
         return torch.nn.functional.one_hot(batch.tokens.roll(-1, 1), 250) * right[:, None, None]
 
+    assert np.isnan(estimate(torch.zeros(4), torch.zeros(4)).standard_error), "of one book there is none"
     score = score_batches(task, batches, predictions)["exact_match"]
     groups = torch.tensor([books.index(book) for book in books]) if test_noise else None
     assert score.count == (2 if test_noise else 36)
@@ -362,25 +345,8 @@ def test_a_million_tokens_are_pieces_of_books():
 
 def test_splits_share_no_book_and_no_story_of_files():
     task = BABILong("qa1", stories=str(BABI), **SMALL)
-    parts = {split: task.sample(12, 0, split) for split in ("train", "validation", "test")}
-    held = [case_of(task).held_apart(part) for part in parts.values()]
+    held = [case_of(task).held_apart(task.sample(12, 0, split)) for split in ("train", "validation", "test")]
     assert not any(one & other for one, other in combinations(held, 2))
-
-
-def test_errors():
-    refused("kind must be one of qa1", BABILong, "qa6")
-    refused(r"lookalikes must lie in \[0, 1\); got 1", BABILong, lookalikes=1.0)
-    refused(r"near_facts must lie in \[0, 1\); got -0.1", BABILong, near_facts=-0.1)
-    refused(r"split_facts must lie in \[0, 1\]; got 2", BABILong, split_facts=2)
-    refused(r"half_facts must lie in \[0, 1\]; got -1", BABILong, half_facts=-1)
-    refused(r"cut_facts must lie in \[0, 1\]; got 1.5", BABILong, cut_facts=1.5)
-    refused("fewest_facts must be from 3 to 96 for qa3; got 2", BABILong, "qa3", fewest_facts=2)
-    for other in ("qa1", "qa6"):
-        with pytest.raises(TesseraError, match=r"also_asked must be other kinds of qa1, .*; got \('qa2', 'qa"):
-            BABILong("qa1", also_asked=("qa2", other))
-    refused("no such text file", BABILong(noise="nowhere.txt").sample, 1, 0)
-    with pytest.raises(TesseraError, match="at least three books"):
-        BABILong(noise=str(BABI / "qa1_single-supporting-fact_train.txt"), vocab_size=250).sample(1, 0)
 
 
 def test_stories_of_the_wrong_format(tmp_path):

@@ -14,15 +14,6 @@ from tessera.papers.induction.task import Induction, InductionDetails, shakespea
 from tessera.papers.induction.task import drawn as drawn_with
 from tessera.tasks.task import TokenExamples
 from tessera.training.fit import FitOptions, fit
-from tests.refusals import refused
-
-
-def record(model="mosaic-1", seed=0, checks=((50, 0.8), (100, 0.05)), accuracy=0.95):
-    settings = EXPERIMENT.runs(RunSelection("cpu", models=(model,)))[0].configuration
-    scores = {name: [accuracy, 0.01, 9] for name in ("accuracy", "first_accuracy", "loss", "other_loss")}
-    training = {"checks": [list(check) for check in checks], "best": min(e for _, e in checks), "seconds": 90.0}
-    outcome = {"parameters": 7, "training": training, "scores": scores}
-    return Record(replace(settings, seed=seed), outcome, {})
 
 
 def test_models_have_as_many_parameters_for_each_block():
@@ -61,8 +52,8 @@ def test_a_block_of_memories_learns_induction(tmp_path):
 
 
 def test_curves_are_means_over_the_validations_that_all_seeds_have():
-    shorter = record(seed=1, checks=((50, 0.6),))
-    curve = learning_curve([accuracies(record()), accuracies(shorter)])
+    seeds = [Record(None, {"training": {"checks": checks}}, {}) for checks in ([[50, 0.8], [100, 0.05]], [[50, 0.6]])]
+    curve = learning_curve([accuracies(seed) for seed in seeds])
     assert {step: round(point.mean, 6) for step, point in curve.items()} == {50: 0.3}
 
 
@@ -116,15 +107,3 @@ def test_scores_of_a_sequence_by_hand():
     uniform = torch.tensor(65.0).log().item()
     assert scores["loss"] == pytest.approx(uniform / 3, abs=1e-6)
     assert scores["other_loss"] == pytest.approx(uniform / 4, abs=1e-6)
-
-
-def test_without_a_second_occurrence_there_is_no_accuracy():
-    tokens = torch.tensor([[1, 5, 3, 4]])
-    examples = TokenExamples(tokens, tokens, InductionDetails(torch.tensor([[1]]), torch.tensor([[5]])))
-    scores = Induction(4, 1).scores(torch.zeros(1, 4, 65), examples)
-    assert scores["accuracy"].isnan().all()
-
-
-def test_settings_are_checked():
-    for name, value in (("length", 3), ("num_triggers", 66), ("triggers", "rare")):
-        refused(name, Induction, **{name: value})

@@ -6,7 +6,6 @@ import torch
 from tessera.data.tokenizers import byte_tokenizer
 from tessera.memory_files import Memory
 from tessera.memory_files.answering import Answer
-from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.papers.passwords import task
 from tessera.papers.passwords.demo import (
     QUESTIONS,
@@ -18,7 +17,6 @@ from tessera.papers.passwords.demo import (
 )
 from tessera.papers.passwords.task import Passwords
 from tests.memory_files.models import make
-from tests.refusals import refused
 
 
 def test_people_and_words_are_single_tokens():
@@ -41,41 +39,12 @@ def test_questions_are_as_ask_gives_them_and_are_known():
     assert not Passwords().is_stated("The password of the fox is moon.")
 
 
-@pytest.mark.parametrize("tokens", [128, 700])
-def test_texts_hold_what_is_asked_or_say_nothing_of_it(tokens):
-    batch = Passwords().question_batch(6, 8, tokens, 0, "train")
-    assert batch.contexts.shape == (6, tokens)
-    decode, counted = task._texts().vocabulary.decode, 0
-    for context, questions, labels in zip(batch.contexts, batch.questions, batch.labels):
-        text = decode(context.tolist())
-        for question, label in zip(questions, labels):
-            said = label[label != IGNORED]
-            if len(said) == 0:  # stands twice
-                continue
-            counted += 1
-            asked, _, answer = decode(question.tolist(), skip_special_tokens=False).partition("<answer>")
-            person = asked.removeprefix("What is the password of the ").removesuffix("?")
-            answer = answer.partition("<end>")[0].strip()
-            fact = f"The password of the {person} is "
-            assert (fact not in text) if answer == "<unk>" else (f"{fact}{answer}." in text)
-    assert counted > 12
-
-
 def test_the_demo_hides_eight_of_ten_in_both_books():
     hidden = list(hidden_passwords(["one", "two"], 0))
     assert len({one.person for one in hidden}) == QUESTIONS
     assert sum(one.word is None for one in hidden) == WITHOUT
     assert {one.book for one in hidden if one.word} == {"one", "two"}
     assert hidden == list(hidden_passwords(["one", "two"], 0)) != list(hidden_passwords(["one", "two"], 1))
-
-
-def test_scores_count_the_answer_alone():
-    examples = Passwords().sample(4, 0)
-    logits = torch.zeros(*examples.tokens.shape, task.VOCABULARY)
-    for row, labels in enumerate(examples.labels):
-        place = int((labels != IGNORED).int().argmax())
-        logits[row, place - 1, examples.tokens[row, place] if row % 2 else 0] = 1.0
-    assert Passwords().scores(logits, examples)["exact_match"].tolist() == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -106,8 +75,3 @@ def test_the_demo_knows_where_it_hid_what(tmp_path):
     for one in (fox, dog):
         assert text.index(one.fact) / len(text) == pytest.approx(one.place, abs=0.1)
     assert 0 < fox.place < dog.place < 1
-
-
-def test_a_length_without_room_for_a_question_is_named():
-    refused("Passwords: length must be at least 58 tokens; got 3", Passwords().at_length, 3)
-    assert Passwords().at_length(58).length == 58

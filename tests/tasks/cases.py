@@ -65,6 +65,28 @@ def case_of(task):
     return next(case(task) for kind, case in CASES.items() if isinstance(task, kind))
 
 
+def any_token(examples, count, seed):
+    """Logits (B, T, count) of any of so many tokens, at every position anew."""
+    return torch.rand(*examples.tokens.shape, count, generator=torch.Generator().manual_seed(seed))
+
+
+def answer_place(examples, row):
+    """Where the answer begins."""
+    return int((examples.labels[row] != IGNORED).nonzero()[0])
+
+
+class AnsweringCase(TaskCase):
+    """Answers are words, whose tokens `answer_tokens` gives."""
+
+    def answering(self, examples, words):
+        """Logits that answer a word each."""
+        logits = torch.zeros(*examples.tokens.shape, self.task.vocabulary.get_vocab_size())
+        for row, word in enumerate(words):
+            for column, token in enumerate(self.answer_tokens(word), answer_place(examples, row)):
+                logits[row, column - 1, int(token)] = 1.0
+        return logits
+
+
 class RetrievalCase(TaskCase):
     def oracle(self, examples):
         """Logits (B, T, V) of something that reads the tokens as a person would."""
@@ -80,21 +102,14 @@ class RetrievalCase(TaskCase):
 
     def guess(self, examples, seed):
         """Any symbol."""
-        shape = (*examples.tokens.shape, self.task.num_symbols)
-        logits = torch.rand(shape, generator=torch.Generator().manual_seed(seed))
-        return pad(logits, (0, self.task.vocab_size - self.task.num_symbols), value=-1.0)
+        separators = self.task.vocab_size - self.task.num_symbols
+        return pad(any_token(examples, self.task.num_symbols, seed), (0, separators), value=-1.0)
 
     def chance(self, examples):
-        """One over the number of symbols."""
         return 1 / self.task.num_symbols
 
 
-def answer_place(examples, row):
-    """Where the answer begins."""
-    return int((examples.labels[row] != IGNORED).nonzero()[0])
-
-
-class BABILongCase(TaskCase):
+class BABILongCase(AnsweringCase):
     def oracle(self, examples):
         """Reads the tokens as words, finds the facts among the sentences, and follows the rules."""
         words = []
@@ -106,12 +121,9 @@ class BABILongCase(TaskCase):
 
     def guess(self, examples, seed):
         """Any of the answers."""
-        random = torch.Generator().manual_seed(seed)
-        choices = torch.randint(len(self.task.labels), (len(examples),), generator=random).tolist()
-        return self.answering(examples, [self.task.labels[choice] for choice in choices])
+        return self.answering(examples, Random(seed).choices(self.task.labels, k=len(examples)))
 
     def chance(self, examples):
-        """One over the number of answers."""
         return 1 / len(self.task.labels)
 
     def held_apart(self, examples):
@@ -119,17 +131,11 @@ class BABILongCase(TaskCase):
         stories = {sample.story.facts for sample in examples.details if sample.story.facts}
         return stories | {span.book.name for sample in examples.details for span in sample.context.spans}
 
-    def answering(self, examples, words):
-        """Logits that answer a word each."""
-        logits = torch.zeros(*examples.tokens.shape, self.task.vocabulary.get_vocab_size())
-        for row, word in enumerate(words):
-            first = answer_place(examples, row)
-            for column, token in enumerate(self.task._tokens(word), first):
-                logits[row, column - 1, int(token)] = 1.0
-        return logits
+    def answer_tokens(self, word):
+        return self.task._tokens(word)
 
 
-class PasswordsCase(TaskCase):
+class PasswordsCase(AnsweringCase):
     def oracle(self, examples):
         """Reads the text, and the question, as a person would."""
         words = []
@@ -153,13 +159,8 @@ class PasswordsCase(TaskCase):
         sentences = {sentence for text in texts for sentence in text.split(".") if len(sentence) > 60}
         return {sentence for sentence in sentences if "password" not in sentence}
 
-    def answering(self, examples, words):
-        """Logits that answer a word each."""
-        logits = torch.zeros(*examples.tokens.shape, self.task.vocabulary.get_vocab_size())
-        for row, word in enumerate(words):
-            place = int((examples.labels[row] != -100).int().argmax())
-            logits[row, place - 1, int(passwords.answer_tokens(word)[0])] = 1.0
-        return logits
+    def answer_tokens(self, word):
+        return passwords.answer_tokens(word)[:1]
 
 
 class OwnQuestionsCase(BABILongCase):
@@ -211,11 +212,9 @@ class DocumentQACase(TaskCase):
         return logits.scatter(2, places[drawn].unsqueeze(2), 1.0)
 
     def chance(self, examples):
-        """One over the number of places."""
         return 1 / len(babi.PLACES)
 
     def held_apart(self, examples):
-        """Stories."""
         return {document.facts for sample in examples.details for document in sample.documents}
 
 
@@ -229,12 +228,10 @@ class InductionCase(TaskCase):
         return one_hot(tokens.gather(1, follower), self.task.vocab_size) * (follower > 0)[..., None].float()
 
     def guess(self, examples, seed):
-        """Any character, at every position anew."""
-        generator = torch.Generator().manual_seed(seed)
-        return torch.rand(*examples.tokens.shape, self.task.vocab_size, generator=generator)
+        """Any character."""
+        return any_token(examples, self.task.vocab_size, seed)
 
     def chance(self, examples):
-        """One of all characters."""
         return 1 / self.task.vocab_size
 
 
@@ -246,12 +243,10 @@ class SourceTargetCase(TaskCase):
         return self.logits(examples, self.answer)
 
     def guess(self, examples, seed):
-        """Logits of `guess_answer`."""
         generator = torch.Generator().manual_seed(seed)
         return self.logits(examples, lambda source: self.guess_answer(source, generator))
 
     def chance(self, examples):
-        """Mean of `chance_of`."""
         sources = self.sources(examples)
         return sum(map(self.chance_of, sources)) / len(sources)
 
@@ -351,9 +346,8 @@ class RegBenchCase(TaskCase):
         return self.task._allowed(examples).double().log()
 
     def guess(self, examples, seed):
-        """Any symbol, at every position anew."""
-        generator = torch.Generator().manual_seed(seed)
-        logits = torch.rand(*examples.tokens.shape, self.task.vocab_size, generator=generator)
+        """Any symbol."""
+        logits = any_token(examples, self.task.vocab_size, seed)
         logits[..., self.task.num_symbols :] = -torch.inf
         return logits
 
@@ -364,7 +358,6 @@ class RegBenchCase(TaskCase):
         return float(((allowed * scored).sum(1) / scored.sum(1)).mean())
 
     def held_apart(self, examples):
-        """The canonical automata."""
         return set(examples.details.automata)
 
 
@@ -384,7 +377,6 @@ class MoonsCase(TaskCase):
         return 0.0
 
     def held_apart(self, examples):
-        """The triples of periods."""
         return {tuple(periods) for periods in examples.periods.tolist()}
 
 

@@ -28,14 +28,6 @@ def test_contract(name, task, law):
     LAWS[law](case_of(task))
 
 
-@pytest.mark.parametrize(("name", "task"), list(TASKS.items()), ids=lambda part: str(part)[:40])
-def test_it_says_what_it_is(name, task):
-    assert task.summary
-    assert "\n" not in task.summary
-    assert task.source
-    assert VARIANTS[name]
-
-
 class Copying(Task):
     """The last token repeats the first: a task that keeps the contract."""
 
