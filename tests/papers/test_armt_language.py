@@ -12,15 +12,7 @@ from tessera.data.tokenizers import build_tokenizer
 from tessera.data.windows import ValidationWindows
 from tessera.evaluation.loss import EvaluationText
 from tessera.papers.armt_language import report as module
-from tessera.papers.armt_language.report import (
-    BASES,
-    BUDGETS,
-    CONTINUED,
-    MODELS,
-    SegmentsAlone,
-    bits_by_segment,
-    difference,
-)
+from tessera.papers.armt_language.report import BASES, BUDGETS, CONTINUED, MODELS, SegmentsAlone
 from tessera.papers.experiment import EXPERIMENTS, Run, RunContext, RunSelection
 from tessera.recipes.sections import TokenizerSpec
 from tests.covering import some
@@ -60,7 +52,7 @@ def test_bits_of_segments_are_those_of_their_tokens(tmp_path):
         nats = [math.log(255 + math.exp(logit)) for logit in logits]
         parts = (nats[:3], nats[3:7], nats[7:])
         expected = [sum(part) / len(part) / math.log(2) * ratio for part in parts]
-        for row in bits_by_segment(reader, windows, 4, ratio):
+        for row in module.bits_by_segment(reader, windows, 4, ratio):
             assert row == pytest.approx(expected, abs=1e-4)
 
 
@@ -110,7 +102,7 @@ def test_runs_of_a_base_share_its_training():
 def test_differences_are_taken_text_by_text():
     ours = {0: torch.tensor([[3.0, 1.0, 2.0], [5.0, 2.0, 2.0]])}
     base = {0: torch.tensor([[3.0, 2.0, 2.0], [5.0, 2.5, 3.0]])}
-    one = difference(ours, base, slice(1, 3))
+    one = module.difference(ours, base, slice(1, 3))
     assert one.mean == pytest.approx(-0.625)
     assert one.standard_error == pytest.approx(0.125)
-    assert difference(ours, {1: base[0]}, slice(1, 3)) is None
+    assert module.difference(ours, {1: base[0]}, slice(1, 3)) is None

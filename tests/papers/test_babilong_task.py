@@ -10,20 +10,8 @@ import pytest
 import torch
 
 from tessera.evaluation.task_scores import score_batches
+from tessera.papers.babilong import stories as babi
 from tessera.papers.babilong.sample import RESERVED, SHORTEST, HalfFacts, books_of, draw_noise
-from tessera.papers.babilong.stories import (
-    FEWEST,
-    LENGTHS,
-    PEOPLE,
-    THINGS,
-    TWENTIETHS,
-    answer,
-    facts_of,
-    generate,
-    labels,
-    read_stories,
-    world_after,
-)
 from tessera.papers.babilong.task import BABILong
 from tessera.papers.babilong.vocabulary import NAMES, STORY_WORDS, Words, decode
 from tessera.tasks.task import estimate
@@ -38,11 +26,11 @@ pytestmark = pytest.mark.usefixtures("short_books")
 
 @pytest.mark.parametrize("file", sorted(BABI.glob("*.txt")), ids=lambda file: file.name[:8])
 def test_the_rules_are_those_of_the_public_generator(file):
-    stories = read_stories(file)
+    stories = babi.read_stories(file)
     assert len(stories) >= 5
     for story in stories:
         (question,) = story.questions
-        assert answer(world_after(story.facts), question.text) == question.answer, story
+        assert babi.answer(babi.world_after(story.facts), question.text) == question.answer, story
 
 
 @pytest.mark.parametrize(
@@ -56,17 +44,17 @@ def test_the_rules_are_those_of_the_public_generator(file):
     ],
 )
 def test_published_wordings_and_questions_without_an_answer(facts, question, expected):
-    assert answer(world_after(facts), question) == expected
+    assert babi.answer(babi.world_after(facts), question) == expected
 
 
-@pytest.mark.parametrize("kind", LENGTHS)
+@pytest.mark.parametrize("kind", babi.LENGTHS)
 def test_generated_stories(kind):
     random = Random(0)
-    stories = [generate(kind, random) for _ in range(50)]
+    stories = [babi.generate(kind, random) for _ in range(50)]
     assert len({story.facts for story in stories}) > 40
     answers = {question.answer for story in stories for question in story.questions}
     assert len(answers) >= 6
-    assert answers <= set(labels(kind))
+    assert answers <= set(babi.labels(kind))
 
 
 def test_a_fact_comes_before_the_sentence_of_its_place():
@@ -124,11 +112,11 @@ def test_lookalikes_are_words_of_stories_in_the_noise_alone():
     assert 0.09 < replaced / places < 0.105  # a word may be replaced by itself
 
 
-@some("kind", LENGTHS, by_default=("qa1", "qa5"))
+@some("kind", babi.LENGTHS, by_default=("qa1", "qa5"))
 def test_near_facts_are_facts_but_for_one_name(kind):
     task = BABILong(kind, length=4000, vocab_size=250, near_facts=0.02)
     names = {*NAMES.lower().split()}
-    facts = [fact.lower().replace(".", " .").split() for fact in facts_of(kind)]
+    facts = [fact.lower().replace(".", " .").split() for fact in babi.facts_of(kind)]
     tokens, before = with_words_replaced(next(task.samples(3)).context)
     words = decode(task.vocabulary, tokens).split()
 
@@ -147,7 +135,7 @@ def test_near_facts_are_facts_but_for_one_name(kind):
 def test_borders_of_segments_split_the_share_of_facts_that_is_asked_for_as_far_as_there_are_places():
     segment, length = 64, 32 * 64 - 10
     plain = BABILong("qa1", length=length, vocab_size=250)
-    facts = {fact.lower().rstrip(".") for fact in facts_of("qa1")}
+    facts = {fact.lower().rstrip(".") for fact in babi.facts_of("qa1")}
     split_share, first_halves = {}, set()
     for share in (0.0, 0.3, 1.0):
         task = replace(plain, split_facts=share)
@@ -169,7 +157,7 @@ def test_borders_of_segments_split_the_share_of_facts_that_is_asked_for_as_far_a
     assert torch.equal(without_borders[0].contexts, without_borders[1].contexts)
 
 
-FACTS = [fact.lower().rstrip(".").split() for fact in facts_of("qa1")]
+FACTS = [fact.lower().rstrip(".").split() for fact in babi.facts_of("qa1")]
 ENDS = {" ".join(fact[cut:]) for fact in FACTS for cut in range(1, 5)}
 
 
@@ -196,12 +184,12 @@ def test_segments_begin_with_ends_of_facts_whose_beginnings_are_nowhere():
     assert torch.equal(*no_segments)
 
 
-@each_value(kind=sorted(LENGTHS), segment=(4, 7, 64), shares={"first": (1.0, 0.0), "last": (0.0, 1.0)})
+@each_value(kind=sorted(babi.LENGTHS), segment=(4, 7, 64), shares={"first": (1.0, 0.0), "last": (0.0, 1.0)})
 def test_ends_of_facts_hold_one_name_and_leave_facts_as_they_are(kind, segment, shares):
     first, last = shares
     task = BABILong(kind, vocab_size=250)
     names = np.unique(task._tokens(NAMES))
-    halves = HalfFacts(segment, first, last, tuple(map(task._tokens, facts_of(kind))), names)
+    halves = HalfFacts(segment, first, last, tuple(map(task._tokens, babi.facts_of(kind))), names)
     random, planted = Random(0), 0
     for sample in islice(task.samples(0), 40):
         tokens, is_fact = sample.context.tokens(), sample.context.is_fact()
@@ -252,20 +240,20 @@ def test_training_asks_other_kinds_too_and_tests_do_not():
         parts = (batch.questions[batch.counts], early)
         return [{decode(task.vocabulary, row).split(" ?")[0] for row in rows} for rows in parts]
 
-    people = {f"where is {name.lower()}" for name in PEOPLE}
-    things = {f"where is the {thing}" for thing in THINGS}
+    people = {f"where is {name.lower()}" for name in babi.PEOPLE}
+    things = {f"where is the {thing}" for thing in babi.THINGS}
     assert questions_of("train") == [people | things, people | things]
     assert questions_of("validation") == questions_of("train", plain) == [things, things]
 
 
-@pytest.mark.parametrize("kind", FEWEST)
-def test_stories_can_be_as_short_as_a_question_allows(kind):
-    assert {len(generate(kind, Random(seed), FEWEST[kind], FEWEST[kind]).facts) for seed in range(20)} == {FEWEST[kind]}
+@pytest.mark.parametrize(("kind", "least"), babi.FEWEST.items())
+def test_stories_can_be_as_short_as_a_question_allows(kind, least):
+    assert {len(babi.generate(kind, Random(seed), least, least).facts) for seed in range(20)} == {least}
     published = BABILong(kind, length=400, vocab_size=250)
-    short = replace(published, fewest_facts=FEWEST[kind])
+    short = replace(published, fewest_facts=least)
     fewest = [min(len(one.story.facts) for one in islice(task.samples(0), 200)) for task in (published, short)]
-    assert fewest[0] == LENGTHS[kind][0]
-    assert (fewest[1] < fewest[0]) == (FEWEST[kind] < LENGTHS[kind][0])
+    assert fewest[0] == babi.LENGTHS[kind][0]
+    assert (fewest[1] < fewest[0]) == (least < babi.LENGTHS[kind][0])
 
 
 def test_no_sentence_comes_twice_before_all_have_come():
@@ -314,13 +302,13 @@ def test_the_error_of_a_score_is_that_over_books_where_there_are_several(test_no
 
 @pytest.mark.parametrize(("kind", "median"), [("qa2", 20), ("qa3", 22), ("qa5", 24)])
 def test_stories_are_as_long_as_babis_generator_makes_them(kind, median):
-    numbers = sorted(len(generate(kind, Random(seed)).facts) for seed in range(1000))
+    numbers = sorted(len(babi.generate(kind, Random(seed)).facts) for seed in range(1000))
     assert abs(numbers[500] - median) <= 2
-    assert LENGTHS[kind][0] <= numbers[0] <= 8
-    assert LENGTHS[kind][1] - 20 <= numbers[-1] <= LENGTHS[kind][1]
+    assert babi.LENGTHS[kind][0] <= numbers[0] <= 8
+    assert babi.LENGTHS[kind][1] - 20 <= numbers[-1] <= babi.LENGTHS[kind][1]
 
 
-@pytest.mark.parametrize("kind", TWENTIETHS)
+@pytest.mark.parametrize("kind", babi.TWENTIETHS)
 def test_every_twentieth_of_the_stories_is_as_frequent(kind):
     class Recorded(Random):
         def choices(self, numbers, weights):
@@ -328,8 +316,8 @@ def test_every_twentieth_of_the_stories_is_as_frequent(kind):
             return super().choices(numbers, weights)
 
     random = Recorded(0)
-    generate(kind, random)
-    ends = [TWENTIETHS[kind][0] - 1, *TWENTIETHS[kind][1:]]
+    babi.generate(kind, random)
+    ends = [babi.TWENTIETHS[kind][0] - 1, *babi.TWENTIETHS[kind][1:]]
     shares = [sum(random.weights[n] for n in range(first + 1, last + 1)) for first, last in pairwise(ends)]
     assert shares == pytest.approx([shares[0]] * 20)
 

@@ -2,23 +2,12 @@
 
 from dataclasses import dataclass
 
+import pytest
 import torch
 
 from tessera.papers import runner as progress
-from tessera.papers.experiment import Run
+from tessera.papers.experiment import EXPERIMENTS, Run
 from tessera.papers.runner import Bar, Job, Progress
-
-
-def test_time_counts_over_interruptions(tmp_path, monkeypatch):
-    """The record of a resumed run has the time of all its attempts."""
-    run = Run("a run", Seeded())
-    job = Job("toy", tmp_path)
-    monkeypatch.setitem(experiments(), "toy", Passing())
-    job.folder(run).mkdir()
-    Progress(0.9, "", 1000.0).write(job.folder(run))
-    record = job.do(run)
-    assert 1000.0 <= record.provenance["wall_seconds"] < 1060.0
-    assert Progress.read(job.folder(run)).seconds >= 1000.0
 
 
 @dataclass(frozen=True)
@@ -34,34 +23,43 @@ class Passing:
         return {"loss": float("nan"), "curve": (1.0, float("inf"))}
 
 
-def experiments():
-    from tessera.papers.experiment import EXPERIMENTS
+@pytest.fixture
+def experiment(monkeypatch):
+    monkeypatch.setitem(EXPERIMENTS._entries, "toy", passing := Passing())
+    return passing
 
-    return EXPERIMENTS._entries
+
+@pytest.fixture
+def job(experiment, tmp_path):
+    return Job("toy", tmp_path)
 
 
-def test_numbers_that_are_not_finite_are_stored_as_null(tmp_path, monkeypatch):
+RUN = Run("a run", Seeded())
+
+
+def test_time_counts_over_interruptions(job):
+    """The record of a resumed run has the time of all its attempts."""
+    job.folder(RUN).mkdir()
+    Progress(0.9, "", 1000.0).write(job.folder(RUN))
+    record = job.do(RUN)
+    assert 1000.0 <= record.provenance["wall_seconds"] < 1060.0
+    assert Progress.read(job.folder(RUN)).seconds >= 1000.0
+
+
+def test_numbers_that_are_not_finite_are_stored_as_null(job):
     """JSON has no other word for them, and a record that cannot be written is a training lost."""
-    monkeypatch.setitem(experiments(), "toy", Passing())
-    assert Job("toy", tmp_path).do(Run("a run", Seeded())).outcome == {"loss": None, "curve": [1.0, None]}
+    assert job.do(RUN).outcome == {"loss": None, "curve": [1.0, None]}
 
 
-def test_checkpoints_of_another_version_are_not_gone_on_with(tmp_path, monkeypatch):
-    monkeypatch.setitem(experiments(), "toy", passing := Passing())
-    job, run = Job("toy", tmp_path), Run("a run", Seeded())
-    first = job.folder(run)
+def test_checkpoints_of_another_version_are_not_gone_on_with(job, experiment):
+    first = job.folder(RUN)
     assert first != job.folder(Run("a run", Seeded(1)))
-    passing.version = 2
-    assert job.folder(run) != first
+    experiment.version = 2
+    assert job.folder(RUN) != first
 
 
-def test_a_run_does_not_depend_on_what_the_process_did_before(tmp_path, monkeypatch):
-    class Drawing(Passing):
-        def execute(self, run, context):
-            return {"draw": torch.rand(()).item()}
-
-    monkeypatch.setitem(experiments(), "toy", Drawing())
-    job, drawn = Job("toy", tmp_path), []
+def test_a_run_does_not_depend_on_what_the_process_did_before(job, experiment):
+    experiment.execute, drawn = lambda run, context: {"draw": torch.rand(()).item()}, []
     for seed in (0, 0, 1):
         torch.manual_seed(len(drawn))
         drawn.append(job.do(Run("a run", Seeded(seed))).outcome["draw"])

@@ -25,8 +25,12 @@ LANGUAGE, OTHER = EXPERIMENTS["language_modeling"], EXPERIMENTS["out_of_distribu
 
 
 @cache
-def planned():
-    return {run.key: run for run in LANGUAGE.runs(RunSelection("cpu"))}
+def planned(budget="cpu", name="language_modeling", **choices):
+    return {run.key: run for run in EXPERIMENTS[name].runs(RunSelection(budget, **choices))}
+
+
+def recipe_of(key):
+    return deepcopy(planned()[key].configuration.recipe)
 
 
 def steps(settings):
@@ -34,46 +38,34 @@ def steps(settings):
 
 
 def record(run, loss, curve=(3.0, 2.0)):
-    outcome = {
-        "loss": loss,
-        "precision": "fp32",
-        "parameters": 1000,
-        "tokens": 2000,
-        "training": [[10, 4.0]],
-        "validation": [[10, 4.0]],
-    }
-    return Record(run.configuration, {**outcome, "loss_by_position": list(curve)}, {})
+    curves = {"training": [[10, 4.0]], "validation": [[10, 4.0]], "loss_by_position": list(curve)}
+    outcome = {"loss": loss, "precision": "fp32", "parameters": 1000, "tokens": 2000, **curves}
+    return Record(run.configuration, outcome, {})
 
 
 def test_models_of_a_depth_and_seed_differ_in_the_model_section_and_the_rate_alone():
     for seed in (0, 1):
         for depth in ("1 block", "8 blocks"):
-            mosaic = planned()[f"mosaic gaussian/{depth}/seed {seed}"].configuration.recipe
-            transformer = planned()[f"transformer/{depth}/seed {seed}"].configuration.recipe
-            for one in (mosaic, transformer):
-                assert one["seed"] == seed
+            names = ("mosaic gaussian", "transformer")
+            mosaic, transformer = (recipe_of(f"{name}/{depth}/seed {seed}") for name in names)
+            assert mosaic["seed"] == transformer["seed"] == seed
             # Batches are a function of data, tokenizer, seed and batch size.
             assert {key for key in mosaic if mosaic[key] != transformer[key]} <= {"model", "name", "training"}
-            settings = mosaic["training"]
-            differing = {key for key in settings if settings[key] != transformer["training"][key]}
-            assert differing <= {"learning_rate"}
+            rates = [recipe["training"].pop("learning_rate") for recipe in (mosaic, transformer)]
+            assert mosaic["training"] == transformer["training"], rates
 
 
 def test_transformers_differ_in_their_positions_alone():
-    recipes = {name: deepcopy(planned()[f"{name}/1 block/seed 0"].configuration.recipe) for name in POSITIONS}
+    recipes = {name: recipe_of(f"{name}/1 block/seed 0") for name in POSITIONS}
     assert {name: recipe["model"].pop("positions") for name, recipe in recipes.items()} == POSITIONS
     assert recipes["transformer"] == recipes["transformer_rope"] == recipes["transformer_alibi"]
 
 
 def test_kernels_differ_in_the_kernel_and_the_rate_alone():
-    gaussian = deepcopy(planned()["mosaic gaussian/4 blocks/seed 0"].configuration.recipe)
-    biweight = deepcopy(planned()["mosaic biweight/4 blocks/seed 0"].configuration.recipe)
+    gaussian, biweight = (recipe_of(f"mosaic {kernel}/4 blocks/seed 0") for kernel in ("gaussian", "biweight"))
     for recipe in (gaussian, biweight):
         recipe["training"].pop("learning_rate")
-    assert biweight["model"] == {**gaussian["model"], "kernel": "biweight"}
-    assert {key: biweight[key] for key in biweight if key != "model"} == {
-        key: gaussian[key] for key in gaussian if key != "model"
-    }
+    assert biweight == gaussian | {"model": gaussian["model"] | {"kernel": "biweight"}}
 
 
 def test_the_chosen_rates_are_the_best_of_the_longest_stored_search():
@@ -106,26 +98,22 @@ def test_differences_are_taken_seed_by_seed():
     assert difference(rows["mosaic gaussian", 1][:1], rows["transformer", 1][1:], loss) is None
 
 
-def test_a_row_of_several_rates_shows_the_best_of_the_seeds_that_all_have():
-    runs = {run.key: run for run in LANGUAGE.runs(RunSelection("long", models=("mosaic_v2",)))}
-    name = "mosaic_v2 gaussian/1 block/rate"
-    losses = {f"{name} 0.001, seed 0": 4.0, f"{name} 0.001, seed 1": 1.0, f"{name} 0.003, seed 0": 3.0}
-    records = {key: record(runs[key], value) for key, value in losses.items()}
+@pytest.mark.parametrize(
+    "losses",
+    [{"0.001, seed 0": 4.0, "0.001, seed 1": 1.0, "0.003, seed 0": 3.0}, {"0.001, seed 0": 4.0, "0.003, seed 1": 3.0}],
+    ids=["the seeds that all have", "no seed has all, as `--only` can leave them"],
+)
+def test_a_row_of_several_rates_shows_the_best_of_comparable_seeds(losses):
+    runs = planned("long", models=("mosaic_v2",))
+    keys = {f"mosaic_v2 gaussian/1 block/rate {name}": value for name, value in losses.items()}
+    records = {key: record(runs[key], value) for key, value in keys.items()}
     assert [loss(one) for one in by_row(records)["mosaic_v2 gaussian", 1]] == [3.0]
     row = tables(records)["Learning rates"].splitlines()[2]
     assert row == "| Mosaic v2, Gaussian | 1 | 2,440 | 4.000 | **3.000** |"
 
 
-def test_rates_of_which_no_seed_has_all_are_shown_by_the_seeds_that_each_has():
-    runs = {run.key: run for run in LANGUAGE.runs(RunSelection("long", models=("mosaic_v2",)))}
-    name = "mosaic_v2 gaussian/1 block/rate"
-    losses = {f"{name} 0.001, seed 0": 4.0, f"{name} 0.003, seed 1": 3.0}  # as `--only` can leave them
-    made = tables({key: record(runs[key], value) for key, value in losses.items()})
-    assert made["Learning rates"].splitlines()[2] == "| Mosaic v2, Gaussian | 1 | 2,440 | 4.000 | **3.000** |"
-
-
 def test_compact_kernels_of_v2_are_compared_with_its_own_gaussian_kernel():
-    runs = {run.key: run for run in LANGUAGE.runs(RunSelection("long", kernels=("gaussian", "biweight")))}
+    runs = planned("long", kernels=("gaussian", "biweight"))
     losses = {"mosaic gaussian": 3.0, "mosaic_v2 gaussian": 4.0, "mosaic_v2 biweight": 3.75}
     keys = {name: f"{name}/1 block/rate 0.01, seed 0" for name in losses}
     made = tables({keys[name]: record(runs[keys[name]], value) for name, value in losses.items()})
@@ -180,7 +168,7 @@ def test_a_model_that_two_runs_need_is_trained_once(tmp_path, monkeypatch):
 
 
 def test_losses_by_position_are_averaged_in_bins_and_compared_seed_by_seed():
-    runs = {run.key: run for run in OTHER.runs(RunSelection("cpu"))}
+    runs = planned(name="out_of_distribution")
     mosaic, transformer = (f"novels/{name}/1 block/seed 0" for name in ("mosaic gaussian", "transformer"))
     curve = [4.0] * 16 + [3.0] * 34 + [2.0] * 50
     records = {
@@ -196,7 +184,7 @@ def test_losses_by_position_are_averaged_in_bins_and_compared_seed_by_seed():
 
 def test_gains_from_context_are_told_beside_those_of_learned_positions():
     """From tokens with 17 to 50 before them to those with 151 to 255, which here are 0.5 nats harder."""
-    runs = {run.key: run for run in other_text.EXPERIMENT.runs(RunSelection("cpu", seeds=1))}
+    runs = planned(name="out_of_distribution")
     names = ("mosaic gaussian", "transformer", "transformer_rope")
     lower = {"mosaic gaussian": 1.25, "transformer": -0.5, "transformer_rope": 0.0}
     rows = {

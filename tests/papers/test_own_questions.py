@@ -134,10 +134,6 @@ def test_refusals(file, tmp_path):
     refused(two, "\n".join(map(json.dumps, [*rows(), again])))
     refused("must be a JSON list or JSON lines", "text,question,answer\n")
     refused("this is a PDF; pdftotext makes text of it", b"%PDF-1.7")
-    refused("pandoc makes text of these", b"PK\x03\x04 docx")
-    refused(
-        "iconv -f LATIN1 -t UTF-8", json.dumps(rows(1), ensure_ascii=False).replace("dark", "gr\xfcn").encode("latin1")
-    )
     refused("no such text file", file="nowhere.jsonl")
     refused(r"vocab_size must be at least \d+, for the words of", vocab_size=20)
     refused("near_facts must be left out", near_facts=0.1)

@@ -6,15 +6,8 @@ import torch
 from tessera.data.tokenizers import byte_tokenizer
 from tessera.memory_files import Memory
 from tessera.memory_files.answering import Answer
-from tessera.papers.passwords import task
-from tessera.papers.passwords.demo import (
-    QUESTIONS,
-    WITHOUT,
-    AnsweredQuestion,
-    Hidden,
-    hidden_passwords,
-    read_with_passwords,
-)
+from tessera.papers.passwords import demo, task
+from tessera.papers.passwords.demo import AnsweredQuestion, Hidden, hidden_passwords, read_with_passwords
 from tessera.papers.passwords.task import Passwords
 from tests.memory_files.models import make
 
@@ -41,8 +34,8 @@ def test_questions_are_as_ask_gives_them_and_are_known():
 
 def test_the_demo_hides_eight_of_ten_in_both_books():
     hidden = list(hidden_passwords(["one", "two"], 0))
-    assert len({one.person for one in hidden}) == QUESTIONS
-    assert sum(one.word is None for one in hidden) == WITHOUT
+    assert len({one.person for one in hidden}) == demo.QUESTIONS
+    assert sum(one.word is None for one in hidden) == demo.WITHOUT
     assert {one.book for one in hidden if one.word} == {"one", "two"}
     assert hidden == list(hidden_passwords(["one", "two"], 0)) != list(hidden_passwords(["one", "two"], 1))
 

@@ -33,20 +33,18 @@ def test_a_text_with_planted_sentences(tmp_path):
     assert "".join(short) == "no end of a sentence " + " ".join(facts)
 
 
-def test_places_are_shares_of_a_text_in_any_script():
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [("Один пошёл. Два пришли. Три остались. ", "."), ("国王住在这里。「他有两个儿子！？」王后吃了蛋糕。", "。」")],
+    ids=["Cyrillic", "Chinese"],
+)
+def test_places_are_ends_of_sentences_and_shares_of_a_text_in_any_script(text, ends):
     """Cyrillic takes two bytes a letter: half of the bytes are half of the letters, not all of them."""
-    text, facts = "Один пошёл. Два пришли. Три остались. " * 3000, ["A.", "B.", "C."]
+    text, facts = text * 3000, ["A.", "B.", "C."]
     stream = PlantedText(pieces_of(text), len(text.encode()), facts, 0)
     read = "".join(stream)
+    assert all(read[: read.index(fact)].rstrip()[-1] in ends for fact in facts)
+    assert [read.index(fact) / len(read) for fact in facts] == pytest.approx(stream.places, abs=0.01)
     ascii_stream = PlantedText(pieces_of("One went. Two came. " * 3000), 20 * 3000, facts, 0)
     assert "".join(ascii_stream)
     assert stream.places == pytest.approx(ascii_stream.places, abs=0.01)
-    assert [read.index(fact) / len(read) for fact in facts] == pytest.approx(stream.places, abs=0.01)
-
-
-def test_sentences_are_planted_between_chinese_ones_too():
-    text, facts = "国王住在这里。「他有两个儿子！？」王后吃了蛋糕。" * 3000, ["A.", "B.", "C."]
-    stream = PlantedText(pieces_of(text), len(text.encode()), facts, 0)
-    read = "".join(stream)
-    assert all(read[read.index(fact) - 1] in "。」" for fact in facts)
-    assert max(stream.places) < 1, "not behind the text"

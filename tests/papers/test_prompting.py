@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from functools import partial
 from random import Random
 
@@ -11,28 +10,21 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from tessera.base.errors import TesseraError
 from tessera.cli.main import main
 from tessera.data.tokenizers import byte_tokenizer
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
 from tessera.models.transformer import transformer_config
 from tessera.papers.document_qa.prompting import DocumentQuestion, QuestionFile, document_scores
 from tessera.papers.many_shot import prompting
-from tessera.papers.many_shot.prompting import (
-    LabelledTexts,
-    episode_answers,
-    expect_room,
-    many_shot_scores,
-    over_contexts,
-    request_of,
-    requests_of,
-)
+from tessera.papers.many_shot.prompting import LabelledTexts, episode_answers, many_shot_scores, request_of, requests_of
 from tessera.papers.many_shot.task import DELIMITERS, TEMPLATES, Episode, Example, Template, draw_episode
 from tests.refusals import refused
 
 TOKENIZER = byte_tokenizer()
 GROUPS = {name: [Example(f"{name}{number}", name) for number in range(6)] for name in ("happy", "sad")}
 TEXTS = LabelledTexts(GROUPS, GROUPS, TEMPLATES["goemotions"])
+FILE = QuestionFile(("a b",), (DocumentQuestion("Why?", ("x",), (0,)),))
+SIZES = {"vocab_size": len(TOKENIZER), "hidden_size": 16, "num_layers": 1, "num_heads": 2}
 
 
 def llama() -> LlamaForCausalLM:
@@ -103,40 +95,21 @@ def test_an_end_token_that_a_tokenizer_adds_is_in_no_prompt(monkeypatch):
     assert ended("a")["input_ids"] == [*TOKENIZER("a")["input_ids"], end]
     assert request_of(model, ended, "a text", " sad") == request_of(model, TOKENIZER, "a text", " sad")
     monkeypatch.setattr(model, "generate", lambda ids, **options: asked.extend(ids[0].tolist()) or ids)
-    file = QuestionFile(("a b",), (DocumentQuestion("Why?", ("x",), (0,)),))
-    document_scores(model, ended, file, [400])
+    document_scores(model, ended, FILE, [400])
     assert asked == TOKENIZER(TOKENIZER.decode(asked))["input_ids"]
-    lengths, config = [], transformer_config(vocab_size=300, hidden_size=16, num_layers=1, num_heads=2, max_positions=9)
+    lengths, config = [], transformer_config(**SIZES, max_positions=9)
     monkeypatch.setattr(prompting, "expect_positions", lambda config, tokens, *words: lengths.append(tokens))
     for tokenizer in (TOKENIZER, ended):
-        expect_room(config, tokenizer, TEXTS, [1], contexts=1, queries=1)
+        prompting.expect_room(config, tokenizer, TEXTS, [1], contexts=1, queries=1)
     assert lengths[: len(lengths) // 2] == lengths[len(lengths) // 2 :] != []
 
 
-def test_the_greedy_label_is_exact_up_to_the_end_of_its_line():
-    """A model that has learned to answer "sad" is right about all sad texts; one that answers "sadly" about none."""
-    for answer, expected in (("sad\n", 0.5), ("sadly\n", 0.0)):
-        model = that_answers(answer)
-        episode = draw_episode(GROUPS, GROUPS, list(GROUPS), 1, "fixed", False, Random(0))
-        queries = tuple(GROUPS[name][5]._replace(text="x") for name in ("sad", "happy"))
-        template, alone = Template("", "", "category"), replace(episode, demonstrations=(), queries=queries)
-        ask = partial(requests_of, model, TOKENIZER, template, alone, "space")
-        shares = over_contexts([episode_answers(model, alone, ask, 4)])
-        prompt = template.prompt((), queries[0], "space")
-        written = model.generate(torch.tensor([TOKENIZER(prompt)["input_ids"]]), max_new_tokens=7, do_sample=False)
-        text = TOKENIZER.decode(written[0]).removeprefix(prompt).split("\n")[0].strip()
-        assert (text == "sad") == (expected > 0)
-        assert shares["exact_match"].mean == expected
-
-
 def test_a_prompt_that_does_not_fit_is_an_error():
-    sizes = {"vocab_size": len(TOKENIZER), "hidden_size": 16, "num_layers": 1, "num_heads": 2, "max_positions": 40}
-    model = AutoModelForCausalLM.from_config(transformer_config(**sizes)).eval()
+    model = AutoModelForCausalLM.from_config(transformer_config(**SIZES, max_positions=40)).eval()
     assert request_of(model, TOKENIZER, "one two", " three").continuation == TOKENIZER(" three")["input_ids"]
-    with pytest.raises(TesseraError, match="a prompt must be at most 40, the positions .* got 45. Use fewer shots."):
-        request_of(model, TOKENIZER, "x" * 40, "y" * 5)
-    file = QuestionFile(("a b",), (DocumentQuestion("Why?", ("x",), (0,)),))
-    refused("length must be at most 40, the positions", document_scores, model, TOKENIZER, file, [64])
+    too_long = "a prompt must be at most 40, the positions .* got 45. Use fewer shots."
+    refused(too_long, request_of, model, TOKENIZER, "x" * 40, "y" * 5)
+    refused("length must be at most 40, the positions", document_scores, model, TOKENIZER, FILE, [64])
 
 
 SQUAD = {"data": [{"paragraphs": [
@@ -148,19 +121,18 @@ SQUAD = {"data": [{"paragraphs": [
 def test_documents_are_asked_about_at_every_length():
     documents = tuple(f"text {number}" for number in range(30))
     questions = tuple(DocumentQuestion(f"Why {number}?", ("\n", "x"), (number,)) for number in range(4))
-    model = llama()
-    lengths = [400, 500, 5000]
-    scores = document_scores(model, TOKENIZER, QuestionFile(documents, questions), lengths, answer_tokens=4)
-    counts = [scores[str(length)]["documents"] for length in lengths]
+    file = QuestionFile(documents, questions)
+    scores = document_scores(llama(), TOKENIZER, file, [400, 500, 5000], answer_tokens=4)
+    counts = [one["documents"] for one in scores.values()]
     assert 1 <= counts[0] < counts[1] < counts[2] == 30
     for one in scores.values():
         assert one["contains_answer"]["count"] == 4
 
 
 def test_answers_about_documents_are_the_likeliest_tokens_whatever_the_model_generates_by():
-    file, model, rows = QuestionFile(("a b",), (DocumentQuestion("Why?", ("x",), (0,)),)), llama(), []
+    model, rows = llama(), []
     model.generation_config.num_beams = 3
-    document_scores(model, TOKENIZER, file, [400], answer_tokens=6, rows=rows)
+    document_scores(model, TOKENIZER, FILE, [400], answer_tokens=6, rows=rows)
     ids = torch.tensor([TOKENIZER(rows[0]["prompt"])["input_ids"]])
     for _ in range(6):
         ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], 1)
@@ -169,16 +141,18 @@ def test_answers_about_documents_are_the_likeliest_tokens_whatever_the_model_gen
 
 @pytest.fixture
 def folder(tmp_path):
-    config = MemoryMosaicV2Config(
-        vocab_size=len(TOKENIZER), hidden_size=16, num_layers=1, num_heads=2, intermediate_size=16
-    )
-    MemoryMosaicV2ForCausalLM(config).save_pretrained(tmp_path / "model")
+    MemoryMosaicV2ForCausalLM(MemoryMosaicV2Config(**SIZES, intermediate_size=16)).save_pretrained(tmp_path / "model")
     TOKENIZER.save_pretrained(tmp_path / "model")
+    (tmp_path / "dev.json").write_text(json.dumps(SQUAD))
+    (tmp_path / "labels.txt").write_text("joy grief")
     return tmp_path
 
 
+def about_documents(folder):
+    return ["--documents", "squad", "--files", str(folder / "dev.json"), "--lengths", "400"]
+
+
 def test_the_command_asks_both_kinds(folder, capsys):
-    (folder / "labels.txt").write_text("joy grief")
     for name in ("train", "test"):
         (folder / f"{name}.tsv").write_text("".join(f"{name} {n}\t{n % 2}\tid\n" for n in range(6)))
     files = [str(folder / f"{name}.tsv") for name in ("train", "test")]
@@ -189,9 +163,8 @@ def test_the_command_asks_both_kinds(folder, capsys):
     strategies = {f"{between}, {order}" for between in ("newline", "space") for order in ("fixed", "shuffled")}
     assert set(report["scores"]["1"]) == strategies | {"best"}
     assert report["long_term_memory"] is True
-    (folder / "dev.json").write_text(json.dumps(SQUAD))
-    options = ["--documents", "squad", "--files", str(folder / "dev.json"), "--lengths", "400", "--questions", "1"]
-    assert main(["prompts", model, *options, "--without-long-term-memory"]) == 0
+    options = [*about_documents(folder), "--questions", "1", "--without-long-term-memory"]
+    assert main(["prompts", model, *options]) == 0
     shown = capsys.readouterr().out
     assert "400 tokens, " in shown
     assert "0.0000 -" in shown  # of one question there is no error
@@ -229,7 +202,6 @@ def test_files_that_would_end_in_a_traceback_or_in_wrong_scores_are_one_line(
     data, name, content, words, folder, capsys
 ):
     """An answer without a letter stands in every output: it was a right one of any model."""
-    (folder / "labels.txt").write_text("joy grief")
     (folder / "test.tsv").write_text("b\t0\tid\nc\t1\tid\n")
     (folder / name).write_text(content, encoding="utf-8")
     files = [str(folder / file) for file in ([name, "test.tsv"] if data == "goemotions" else [name])]
@@ -240,24 +212,15 @@ def test_files_that_would_end_in_a_traceback_or_in_wrong_scores_are_one_line(
     assert error.count("\n") == 1
 
 
-def short_model(folder, positions):
-    """A transformer that has learned so many positions."""
-    sizes = {"vocab_size": len(TOKENIZER), "hidden_size": 16, "num_layers": 1, "num_heads": 2}
-    AutoModelForCausalLM.from_config(transformer_config(**sizes, max_positions=positions)).save_pretrained(folder)
-    TOKENIZER.save_pretrained(folder)
-    return str(folder)
-
-
 @pytest.mark.parametrize("kind", ["many-shot", "documents"])
 def test_all_models_are_checked_before_the_first_is_asked(folder, capsys, monkeypatch, kind):
-    (folder / "dev.json").write_text(json.dumps(SQUAD))
     few = ["--contexts", "1", "--queries", "1", "--shots", "1"]
-    options = {
-        "many-shot": ["--many-shot", "banking77", *few],
-        "documents": ["--documents", "squad", "--files", str(folder / "dev.json"), "--lengths", "400"],
-    }[kind]
+    options = ["--many-shot", "banking77", *few] if kind == "many-shot" else about_documents(folder)
+    short = AutoModelForCausalLM.from_config(transformer_config(**SIZES, max_positions=100))
+    for part in (short, TOKENIZER):
+        part.save_pretrained(folder / "short")
     monkeypatch.setattr("tessera.models.saving.loading.load_model", lambda *_, **__: pytest.fail("asked"))
-    assert main(["prompts", str(folder / "model"), short_model(folder / "short", 100), *options]) == 2
+    assert main(["prompts", str(folder / "model"), str(folder / "short"), *options]) == 2
     captured = capsys.readouterr()
     assert "must be at most 100, the positions that this" in captured.err
     assert captured.out == ""
@@ -265,15 +228,14 @@ def test_all_models_are_checked_before_the_first_is_asked(folder, capsys, monkey
 
 def test_what_is_done_is_kept_when_a_model_fails(folder, capsys):
     """Its weights are damaged: that is noticed when it is its turn. The answers are stored, a line for each."""
-    (folder / "dev.json").write_text(json.dumps(SQUAD))
     damaged = folder / "damaged"
     shutil.copytree(folder / "model", damaged)
     weights = (damaged / "model.safetensors").read_bytes()
     (damaged / "model.safetensors").write_bytes(weights[:-100])
     models = [str(folder / "model"), str(damaged), str(folder / "model")]
-    options = ["--documents", "squad", "--files", str(folder / "dev.json"), "--lengths", "400", "--questions", "2"]
     stored = folder / "rows.jsonl"
-    assert main(["prompts", *models, *options, "--output", str(stored)]) == 2
+    options = [*about_documents(folder), "--questions", "2", "--output", str(stored)]
+    assert main(["prompts", *models, *options]) == 2
     captured = capsys.readouterr()
     assert captured.out.count("400 tokens, ") == 2
     assert "damaged: weights" in captured.err
@@ -297,4 +259,4 @@ def test_stored_rows_add_up_to_the_scores():
 
 def test_an_option_that_is_misspelt_is_refused():
     with pytest.raises(TypeError, match="context"):
-        expect_room(LlamaConfig(), TOKENIZER, TEXTS, [1], context=2)
+        prompting.expect_room(LlamaConfig(), TOKENIZER, TEXTS, [1], context=2)

@@ -57,13 +57,6 @@ def test_it_writes_records_figure_and_table(go, toy, tmp_path):
     assert not list((tmp_path / "results/toy").glob("*.tmp*"))
 
 
-def test_finished_runs_are_not_done_again(go, toy):
-    go(models=("steep",))
-    go()
-    go()
-    assert sorted(toy.executed) == ["steep/seed 0", "steep/seed 1", "straight/seed 0", "straight/seed 1"]
-
-
 @pytest.mark.parametrize(("every", "times"), [(1000.0, 1), (-1.0, 5)])
 def test_quick_runs_are_drawn_together(go, toy, monkeypatch, every, times):
     drawn = []
@@ -71,11 +64,6 @@ def test_quick_runs_are_drawn_together(go, toy, monkeypatch, every, times):
     monkeypatch.setattr("tessera.papers.runner.DRAWN_EVERY", every)
     go()
     assert drawn == [1, 2, 3, 4, 4][-times:]
-
-
-def test_a_pattern_takes_some_runs(go, toy):
-    go(only="*/seed 1")
-    assert toy.executed == ["straight/seed 1", "steep/seed 1"]
 
 
 def test_a_changed_configuration_is_done_again_and_the_others_stay(go, toy, tmp_path):

@@ -64,24 +64,22 @@ def test_a_failure_waits_for_no_other_and_ends_it(do, tmp_path):
     wait_for_the_end_of([waiting])
 
 
-def test_a_finished_run_is_kept_although_another_failed_in_the_same_moment(do, monkeypatch):
-    """Both are done when the parent looks: the good one is stored before the bad one is told."""
-    monkeypatch.setattr(runner, "wait", lambda futures, *first: wait(futures))
-    refused("fail: failed", do, "fail", "work")
-    assert list(do.finished) == ["work"]
-
-
 def test_a_killed_process_is_told_in_a_line(do):
     refused(r"reproduce chores: a worker process must not end early; that of die was killed", do, "die", "wait")
 
 
 @pytest.mark.parametrize(
-    ("key", "said"), [("python", "MemoryError"), ("torch", "DefaultCPUAllocator: not enough memory")]
+    ("key", "said"),
+    [
+        ("fail", "fail: failed"),
+        ("python", "reproduce chores: python must fit into memory; got MemoryError"),
+        ("torch", "reproduce chores: torch must fit into memory; got DefaultCPUAllocator: not enough memory"),
+    ],
 )
-def test_a_run_without_memory_is_told_in_a_line_and_those_that_ended_are_kept(do, monkeypatch, key, said):
-    """It was a traceback."""
+def test_a_failure_is_told_in_a_line_and_what_ended_in_the_same_moment_is_kept(do, monkeypatch, key, said):
+    """Both are done when the parent looks: the good one is stored before the bad one is told."""
     monkeypatch.setattr(runner, "wait", lambda futures, *first: wait(futures))
-    refused_in_a_line(f"reproduce chores: {key} must fit into memory; got {said}", do, key, "work")
+    refused_in_a_line(said, do, key, "work")
     assert list(do.finished) == ["work"]
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,11 +20,7 @@ TALE = "".join(
 )
 
 
-@pytest.fixture(params=TASKS)
-def task(request):
-    return request.param
-
-
+@pytest.mark.parametrize("task", TASKS)
 def test_the_right_answer_goes_on_in_the_book(task):
     found = TASKS[task](TALE, 3, 8, Random(0))
     assert len(found) >= 2
@@ -53,9 +50,7 @@ def test_right_is_what_the_model_finds_likeliest(monkeypatch):
     likelihoods = {"b": -1.0, "c": -2.0, "d": -3.0}
 
     def likelihoods_of(model, requests, progress):
-        return [
-            type("Found", (), {"log_likelihood": likelihoods[chr(request.continuation[0])]}) for request in requests
-        ]
+        return [SimpleNamespace(log_likelihood=likelihoods[chr(request.continuation[0])]) for request in requests]
 
     monkeypatch.setattr(story_questions, "continuation_likelihoods", likelihoods_of)
 

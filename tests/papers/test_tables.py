@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tessera.papers.experiment import Record
-from tessera.papers.records import Curve, difference, grouped, having, num_seeds, points_of, score
+from tessera.papers.records import Curve, grouped, having, num_seeds, points_of
 from tessera.papers.tables import curves_table, percent, settings_of, with_error
 from tessera.tasks.task import Estimate
 
@@ -44,19 +44,6 @@ def test_settings_are_paths_or_functions_and_none_where_no_record_has_one():
     assert made[0] == "| setting | here | paper |"
     assert made[2:] == ["| steps | 10 to 1,000 | 5 |", "| width | - | - |", "| seeds | 2 | 1 |"]
     assert settings_of([], rows) == ""
-
-
-def test_a_score_is_over_seeds_or_over_the_examples_of_one():
-    assert score([RECORDS["x"]], "scores", "right") == Estimate(2.0, 0.25, 1)
-    assert score([RECORDS["y"], RECORDS["z"]], "scores", "right")[:2] == (3.5, 0.5)
-
-
-def test_differences_need_a_common_seed():
-    def loss(one):
-        return one.outcome["loss"]
-
-    assert difference([RECORDS["y"], RECORDS["z"]], [RECORDS["x"]], loss).mean == 2.0
-    assert difference([RECORDS["z"]], [RECORDS["x"]], loss) is None
 
 
 def test_lengths_are_numbers_in_order_and_a_curve_may_lack_some():
