@@ -43,16 +43,21 @@ CONFIGS = {**{name: lambda name=name: small(name) for name in POSITIONS}, "llama
 CONFIGS |= {"falcon": falcon, "deepseek": deepseek}
 
 
+def flops(model, ids, **options):
+    """What PyTorch counts in one pass over `ids`."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(input_ids=ids, **options).logits  # noqa: B018 (they are computed when somebody looks)
+    return counter.get_total_flops()
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_flops_parts_and_memory_are_those_of_a_forward_pass(name):
     config = CONFIGS[name]()
     config._attn_implementation = "eager"
     model, ids = hf.AutoModelForCausalLM.from_config(config).eval(), torch.zeros(1, LENGTH, dtype=torch.long)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(input_ids=ids, use_cache=False)
     counted = account(config, LENGTH, torch.float32)
     # rotary tables and ALiBi are the only other products: well under two per cent
-    assert counter.get_total_flops() / LENGTH == pytest.approx(counted.flops_per_token, rel=0.02)
+    assert flops(model, ids, use_cache=False) / LENGTH == pytest.approx(counted.flops_per_token, rel=0.02)
     assert sum(counted.parameters_by_part.values()) == counted.parameters == model.num_parameters()
     assert "other" not in counted.parameters_by_part
     assert counted.parameters_by_part["attention"] > 0
@@ -67,10 +72,9 @@ def test_linear_attention_costs_the_same_behind_any_context_and_keeps_no_more(va
     config = LinearAttentionConfig(variant=variant, vocab_size=50, hidden_size=32, num_heads=2)
     model = hf.AutoModelForCausalLM.from_config(config).eval()
     state = model(torch.zeros(1, LENGTH, dtype=torch.long), use_cache=True).past_key_values
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(torch.zeros(1, 1, dtype=torch.long), past_key_values=state, use_cache=True).logits  # noqa: B018
+    counted = flops(model, torch.zeros(1, 1, dtype=torch.long), past_key_values=state, use_cache=True)
     short, long = account(config, LENGTH), account(config, 4096)
-    assert counter.get_total_flops() == pytest.approx(short.flops_per_token, rel=0.02)
+    assert counted == pytest.approx(short.flops_per_token, rel=0.02)
     assert long.flops_per_token == short.flops_per_token
     assert long.state_bytes_per_1000_tokens == 0
 
@@ -83,9 +87,7 @@ def test_what_windows_chunks_and_unused_experts_leave_out_costs_nothing():
     narrow._attn_implementation = "eager"
     model = hf.AutoModelForCausalLM.from_config(narrow).eval()
     cache = model(ids, use_cache=True).past_key_values
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(ids[:, :1], past_key_values=cache, use_cache=True)
-    assert account(narrow, LENGTH).flops_per_token == counter.get_total_flops()
+    assert account(narrow, LENGTH).flops_per_token == flops(model, ids[:, :1], past_key_values=cache, use_cache=True)
     assert account(narrow, LENGTH).state_bytes_per_1000_tokens == 0
     half = hf.Gemma2Config(**sizes, sliding_window=8)
     assert account(half, LENGTH, torch.float32).state_bytes_per_1000_tokens == 1000 * 2 * 2 * 8 * 4
@@ -160,11 +162,8 @@ def test_a_hybrid_costs_what_a_step_behind_its_state_does():
     config = hf.MiniMaxConfig(**TINY, **IN_STATES["minimax"][0], **experts, head_dim=8, num_key_value_heads=2)
     model = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager")
     ids = torch.zeros(1, LENGTH, dtype=torch.long)
-    with torch.no_grad():
-        state = model.eval()(ids[:, :-1], use_cache=True).past_key_values
-        with FlopCounterMode(display=False) as counter:
-            model(ids[:, -1:], past_key_values=state, use_cache=True)
-    assert account(config, LENGTH).flops_per_token == counter.get_total_flops()
+    state = model.eval()(ids[:, :-1], use_cache=True).past_key_values
+    assert account(config, LENGTH).flops_per_token == flops(model, ids[:, -1:], past_key_values=state, use_cache=True)
 
 
 BART = {"vocab_size": 60, "d_model": 32, "encoder_layers": 1, "decoder_layers": 3, "decoder_attention_heads": 4}
@@ -183,9 +182,8 @@ def test_a_weight_counts_wherever_a_text_is_multiplied_with_it(kind):
     """Zamba's shared layers counted once; attention to an encoder, towers and all of JetMoE's experts too."""
     config = hf.AutoConfig.for_model(kind, **IN_PLACES[kind])
     model = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(input_ids=torch.zeros(1, LENGTH, dtype=torch.long), use_cache=False)
-    assert account(config, LENGTH).flops_per_token == pytest.approx(counter.get_total_flops() / LENGTH, rel=0.05)
+    counted = flops(model, torch.zeros(1, LENGTH, dtype=torch.long), use_cache=False)
+    assert account(config, LENGTH).flops_per_token == pytest.approx(counted / LENGTH, rel=0.05)
 
 
 UNKNOWN = {
@@ -222,7 +220,5 @@ def test_nothing_is_allocated():
 
 
 def test_a_model_may_answer_for_itself(monkeypatch):
-    from transformers import GPT2LMHeadModel
-
-    monkeypatch.setattr(GPT2LMHeadModel, "flops_per_token", lambda self, context: 7 * context, raising=False)
+    monkeypatch.setattr(hf.GPT2LMHeadModel, "flops_per_token", lambda self, context: 7 * context, raising=False)
     assert account(small("absolute"), 10).flops_per_token == 70

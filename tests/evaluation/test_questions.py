@@ -1,6 +1,7 @@
 """Questions that share one reading: the loss and the answers of reading the text anew for each."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -9,7 +10,6 @@ from torch.nn.functional import cross_entropy, one_hot
 from transformers import AutoModelForCausalLM, GPTNeoXConfig, JambaConfig, JambaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from tessera.base.errors import TesseraError
 from tessera.evaluation.questions import answer_loss, question_logits, right_answers, score_answers
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.lstm import LSTMConfig, LSTMState
@@ -20,7 +20,9 @@ from tessera.papers.babilong.task import BABILong
 from tessera.papers.babilong.vocabulary import decode
 from tessera.tasks.question_answering import QuestionBatch
 from tests.covering import each_value
+from tests.refusals import refused
 from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
+from tests.tasks.cases import suffixes
 
 pytestmark = pytest.mark.usefixtures("short_books")
 
@@ -29,6 +31,7 @@ SIZES = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "n
 NEOX = {**SIZES, "intermediate_size": 16, "max_position_embeddings": 64, "bos_token_id": None, "eos_token_id": None}
 MOSAIC = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "num_persistent_slots": 8}
 BASES = {"gpt_neox": GPTNeoXConfig(**NEOX), "memory_mosaic": MemoryMosaicConfig(**MOSAIC)}
+TASK = BABILong("qa1", vocab_size=VOCABULARY, facts_share=0.6)
 
 
 def mean_loss(*arguments, **options):
@@ -57,31 +60,36 @@ def model_around(base: str) -> ARMTForCausalLM:
     return model
 
 
+def asked_alone(model, batch):
+    """The mean loss, and of each context the share of right answers, where each question is read with its context."""
+    losses, shares = [], []
+    for context, questions, labels in zip(batch.contexts, batch.questions, batch.labels):
+        right = []
+        for question, is_answer in zip(questions, labels != IGNORED):
+            if is_answer.any():
+                tokens = torch.cat([context, question])[None]
+                logits = model(input_ids=tokens, use_cache=True).logits[0]
+                first = int(is_answer.int().argmax()) + len(context)
+                losses += [cross_entropy(logits[first + i - 1], tokens[0, first + i]) for i in range(2)]
+                right.append(bool(logits[first - 1].argmax() == tokens[0, first]))
+        shares.append(sum(right) / len(right))
+    return torch.stack(losses).mean(), pytest.approx(shares)
+
+
 @each_value(base=BASES.keys(), context_tokens={"open": 20, "whole": 3 * SEGMENT, "both": 3 * SEGMENT - 20})
 def test_sharing_a_reading_changes_nothing(base, context_tokens):
-    batch = BABILong("qa1", vocab_size=VOCABULARY, facts_share=0.6).question_batch(3, 4, context_tokens, 0, "train")
+    batch = TASK.question_batch(3, 4, context_tokens, 0, "train")
     model = model_around(base)
-    losses, right = [], []
-    for row in range(3):
-        for place in range(4):
-            labels = batch.labels[row, place]
-            if not bool((labels != IGNORED).any()):
-                continue
-            tokens = torch.cat([batch.contexts[row], batch.questions[row, place]])[None]
-            logits = model(input_ids=tokens, use_cache=True).logits[0]
-            first = int((labels != IGNORED).int().argmax()) + context_tokens
-            losses += [cross_entropy(logits[first + i - 1], tokens[0, first + i]) for i in range(2)]
-            right.append((row, logits[first - 1].argmax() == tokens[0, first]))
+    expected, expected_shares = asked_alone(model, batch)
     loss = mean_loss(model, batch)
-    torch.testing.assert_close(loss, torch.stack(losses).mean(), rtol=1e-9, atol=0)
+    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=0)
     loss.backward()
     gradients = [memory.value.weight.grad for memory in model.memories]
     assert all(one is not None and bool(one.any()) for one in gradients) == (context_tokens >= SEGMENT)
-    expected = [sum(bool(r) for at, r in right if at == row) / sum(at == row for at, _ in right) for row in range(3)]
-    assert right_answers(model, batch).tolist() == pytest.approx(expected)
+    assert right_answers(model, batch).tolist() == expected_shares
     total, count, shares = score_answers(model, batch)
     torch.testing.assert_close(total / count, loss.detach(), rtol=1e-9, atol=0)
-    assert shares.tolist() == pytest.approx(expected)
+    assert shares.tolist() == expected_shares
 
 
 def test_loss_and_right_answers_share_one_reading(monkeypatch):
@@ -93,7 +101,7 @@ def test_loss_and_right_answers_share_one_reading(monkeypatch):
 
 
 def test_a_model_that_loses_its_state_reads_each_question_with_its_context():
-    batch = BABILong("qa1", vocab_size=VOCABULARY, facts_share=0.6).question_batch(3, 4, 40, 0, "train")
+    batch = TASK.question_batch(3, 4, 40, 0, "train")
     torch.manual_seed(0)
     layers = {"num_key_value_heads": 2, "intermediate_size": 16, "attn_layer_period": 2, "attn_layer_offset": 1}
     settings = {**SIZES, **layers, "num_experts": 1, "mamba_d_state": 4, "mamba_dt_rank": 4, "initializer_range": 0.5}
@@ -109,27 +117,25 @@ def test_a_model_that_loses_its_state_reads_each_question_with_its_context():
 
 @pytest.mark.parametrize("name", ["memory_mosaic", "gpt_neox", "lstm"])
 def test_models_that_read_whole_texts_score_from_one_reading(name, monkeypatch):
-    batch = BABILong("qa1", vocab_size=VOCABULARY, facts_share=0.6).question_batch(3, 4, 40, 0, "train")
+    batch = TASK.question_batch(3, 4, 40, 0, "train")
     torch.manual_seed(0)
     lstm = LSTMConfig(vocab_size=VOCABULARY, hidden_size=16, initializer_range=1.0)
     model = AutoModelForCausalLM.from_config(lstm if name == "lstm" else BASES[name]).double().eval()
-    expected, is_answer = torch.zeros(3), batch.labels != IGNORED
-    for row in range(3):
-        asked = [place for place in range(4) if is_answer[row, place].any()]
-        for place in asked:  # its only word
-            first = int(is_answer[row, place].int().argmax())
+    for row, place in product(range(3), (1, 3)):  # a model that has learned nothing is right by chance alone
+        is_answer = batch.labels[row, place] != IGNORED
+        if is_answer.any():
+            first = int(is_answer.int().argmax())
             tokens = torch.cat([batch.contexts[row], batch.questions[row, place, :first]])[None]
             said = model(input_ids=tokens).logits[0, -1].argmax()
-            if place % 2:  # a model that has learned nothing is right by chance alone
-                batch.questions[row, place, first] = batch.labels[row, place, first] = said
-            expected[row] += float(said == batch.questions[row, place, first]) / len(asked)
+            batch.questions[row, place, first] = batch.labels[row, place, first] = said
+    _, expected_shares = asked_alone(model, batch)
     loss, count = answer_loss(model, batch)
     read = shapes_read(model, monkeypatch)
     total, same_count, shares = score_answers(model, batch)
     torch.testing.assert_close(total, loss.detach().double(), rtol=1e-6, atol=0)
     assert same_count == count
-    assert shares.tolist() == pytest.approx(expected.tolist())
-    assert 0 < expected.max() < 1
+    assert shares.tolist() == expected_shares
+    assert 0 < shares.max() < 1
     questions = batch.questions
     assert read == [batch.contexts.shape, (12, questions.shape[-1]), (3, questions[0].numel())]
 
@@ -163,8 +169,7 @@ def test_the_share_of_right_answers_leaves_out_questions_that_stand_twice():
 
 @pytest.mark.parametrize("context_tokens", [3 * SEGMENT, 3 * SEGMENT - 20], ids=["whole", "both"])
 def test_early_questions_are_asked_of_the_memory_after_each_segment(context_tokens):
-    task = BABILong("qa1", vocab_size=VOCABULARY, facts_share=0.6)
-    batch = task.question_batch(3, 2, context_tokens, 0, "train", 2, SEGMENT)
+    batch = TASK.question_batch(3, 2, context_tokens, 0, "train", 2, SEGMENT)
     model = model_around("memory_mosaic")
     parts = [(batch.contexts, batch.questions, batch.labels)]
     for segment in range(context_tokens // SEGMENT):
@@ -181,17 +186,15 @@ def test_early_questions_are_asked_of_the_memory_after_each_segment(context_toke
 
 
 def test_early_questions_must_be_of_the_segments_that_are_read():
-    task = BABILong("qa1", vocab_size=VOCABULARY, facts_share=0.6)
-    batch = task.question_batch(3, 2, 3 * SEGMENT, 0, "train", 2, SEGMENT)
+    batch = TASK.question_batch(3, 2, 3 * SEGMENT, 0, "train", 2, SEGMENT)
     fewer = {name: getattr(batch, name)[:, :2] for name in ("early_questions", "early_labels")}
-    with pytest.raises(TesseraError, match="early_questions must be of the 3 segments read; got 2"):
-        mean_loss(model_around("memory_mosaic"), replace(batch, **fewer))
+    model = model_around("memory_mosaic")
+    refused("early_questions must be of the 3 segments read; got 2", mean_loss, model, replace(batch, **fewer))
 
 
 @pytest.mark.parametrize("context_tokens", [4 * SEGMENT, 4 * SEGMENT - 20], ids=["whole", "both"])
 def test_gradients_flow_through_the_last_segments_alone(context_tokens, monkeypatch):
-    task = BABILong("qa1", vocab_size=VOCABULARY, facts_share=0.6)
-    batch = task.question_batch(3, 2, context_tokens, 0, "train", 2, SEGMENT)
+    batch = TASK.question_batch(3, 2, context_tokens, 0, "train", 2, SEGMENT)
     first = batch.early_labels[:, :2]
     assert (first != IGNORED).any(), "else the first two segments have no questions to leave out"
     later = torch.cat([torch.full_like(first, IGNORED), batch.early_labels[:, 2:]], 1)
@@ -230,7 +233,7 @@ def test_early_questions_follow_from_the_facts_that_were_read(share):
     for context, rows, labels in zip(batch.contexts, batch.early_questions, batch.early_labels):
         for segment in range(2):
             words = (decode(task.vocabulary, context[: 64 * (segment + 1)]) + " ").split(" . ")
-            world = world_after(suffix for text in words[:-1] for suffix in suffixes(text))
+            world = world_after(suffixes(words[:-1]))
             answers = {}
             for row, label in zip(rows[segment], labels[segment]):
                 if bool((label != IGNORED).any()):
@@ -241,9 +244,3 @@ def test_early_questions_follow_from_the_facts_that_were_read(share):
             assert answers == {who: place for who, place in world.place.items() if who in people}
             answered.add(bool(answers))
     assert answered == {True, False}
-
-
-def suffixes(text: str) -> list[str]:
-    """A sentence from every word on: the noise before a fact may have been cut without a stop."""
-    words = text.split()
-    return [" ".join(words[begin:]) for begin in range(len(words))]

@@ -21,6 +21,15 @@ pytestmark = pytest.mark.usefixtures("short_books")
 TOKEN_TASKS = [name for name, task in TASKS.items() if hasattr(task, "vocab_size")]
 
 
+def predicting(logits, vocab_size):
+    """A model whose logits are a function of tokens."""
+    return Mock(
+        side_effect=lambda tokens, use_cache: SimpleNamespace(logits=logits(tokens)),
+        config=MemoryMosaicConfig(vocab_size=vocab_size),
+        device=torch.device("cpu"),
+    )
+
+
 class Oracle:
     """A model that answers as the task's oracle does, with a vocabulary larger than the task's."""
 
@@ -68,10 +77,7 @@ def test_which_questions_are_asked_does_not_depend_on_how_many_are_read_at_once(
     rows_by_batch_size = []
     for batch_size in (1, 3, 8, 16):
         rows = []
-        model = Mock(config=MemoryMosaicConfig(vocab_size=task.vocab_size), device=torch.device("cpu"))
-        model.side_effect = lambda tokens, use_cache: SimpleNamespace(
-            logits=torch.zeros(*tokens.shape, task.vocab_size)
-        )
+        model = predicting(lambda tokens: torch.zeros(*tokens.shape, task.vocab_size), task.vocab_size)
         score_task(model, task, examples=12, batch_size=batch_size, rows=rows)
         assert max(len(call.args[0]) for call in model.call_args_list) == min(batch_size, 8)
         rows_by_batch_size.append([(row["prompt"], row["target"]) for row in rows])
@@ -86,13 +92,7 @@ def test_answers_are_predicted_among_all_tokens_of_a_tokenizer(tmp_path):
     task = TASKS["babilong"](kind="qa1", length=1500, vocab_size=300, tokenizer=str(tmp_path))
     assert min(min(task.answer_tokens(word)) for word in task.labels) < 300 < len(tokenizer)
     assert max(max(task.answer_tokens(word)) for word in task.labels) >= 300
-
-    def predict_next(tokens, use_cache):
-        return SimpleNamespace(logits=one_hot(tokens.roll(-1, 1), len(tokenizer)).float())
-
-    model = Mock(
-        side_effect=predict_next, config=MemoryMosaicConfig(vocab_size=len(tokenizer)), device=torch.device("cpu")
-    )
+    model = predicting(lambda tokens: one_hot(tokens.roll(-1, 1), len(tokenizer)).float(), len(tokenizer))
     assert score_task(model, task, examples=8, batch_size=4)["exact_match"].mean == 1
     model.config = MemoryMosaicConfig(vocab_size=len(tokenizer) - 1)
     refused(rf"know BABILong's {len(tokenizer)} tokens", score_task, model, task)
@@ -128,8 +128,7 @@ def test_what_cannot_be_scored_is_said():
     task = make_task("associative_retrieval", [])
     refused(r"know AssociativeRetrieval's 19 tokens; got vocab_size 18\.", score_task, Oracle(task, extra=-1), task)
     refused("--task must be about tokens", score_task, Oracle(task), TASKS["three_moons"]())
-    model = Mock(config=MemoryMosaicConfig(vocab_size=task.vocab_size), device=torch.device("cpu"))
-    model.side_effect = lambda tokens, use_cache: SimpleNamespace(logits=torch.full((*tokens.shape, 19), torch.nan))
+    model = predicting(lambda tokens: torch.full((*tokens.shape, 19), torch.nan), task.vocab_size)
     refused("the model's logits must be numbers; got NaN", score_task, model, task, examples=1)
 
 
