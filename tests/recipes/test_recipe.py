@@ -207,10 +207,6 @@ def test_another_path_never_becomes_a_shipped_recipe(name, tmp_path, monkeypatch
     refused("no such file", find_recipe, name)
 
 
-def test_a_misspelt_name_is_guessed():
-    refused(r"recipe tinny: no such file. Did you mean 'tiny'\?", find_recipe, "tinny")
-
-
 def test_the_help_names_every_key_with_type_default_and_meaning():
     text = recipe_help()
     for prefix, section in (("data.", DataSection), ("tokenizer.", TokenizerSpec), ("training.", TrainingSection)):
