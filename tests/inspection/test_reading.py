@@ -71,9 +71,8 @@ def test_a_slot_of_a_bank_is_taken_out():
     banks = banks / banks.sum(-1, keepdim=True)
     expected = torch.einsum("hqbs,bhsv->hqv", banks, site.module.slot_values) / 2
     answers = []
-    handle = site.module.output.register_forward_pre_hook(lambda module, arguments: answers.append(arguments[0][0]))
-    loss_of(model, IDS, Removal(site, pair=7))
-    handle.remove()
+    with site.module.output.register_forward_pre_hook(lambda module, arguments: answers.append(arguments[0][0])):
+        loss_of(model, IDS, Removal(site, pair=7))
     torch.testing.assert_close(answers[0], expected)
     refused("be stored by persistent of layer 0; got 10", loss_of, model, IDS, Removal(site, pair=10))
 

@@ -94,9 +94,8 @@ def test_attention_inside_a_segment(kind, alignment):
     for layer, recall in enumerate(recalls):
         seen = []
         attention = model.base.transformer.h[layer].attn
-        handle = attention.register_forward_hook(lambda module, arguments, output, seen=seen: seen.append(output[1][0]))
-        model(IDS)
-        handle.remove()
+        with attention.register_forward_hook(lambda module, arguments, output, seen=seen: seen.append(output[1][0])):
+            model(IDS)
         for number, query in enumerate([28, 3, 13]):
             segment = next(index for index, end in enumerate(starts[1:]) if query < end)
             start, step = starts[segment], query - starts[segment] + front

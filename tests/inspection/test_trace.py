@@ -52,9 +52,7 @@ def test_it_lists_the_pairs_that_carry_the_share(model):
     assert {memory.name for memory in listed} == set(dense)
     for memory in listed:
         weights = dense[memory.name].weights
-        everywhere = (
-            memory.kind == "attention" or model.config.model_type == "memory_mosaic_v2" or memory.kind == "persistent"
-        )
+        everywhere = memory.kind in ("attention", "persistent") or model.config.model_type == "memory_mosaic_v2"
         for query in range(20):
             for head in range(memory.num_heads):
                 pairs, values = memory.recalled(query, head)
