@@ -1,7 +1,5 @@
 """Samples and capacity of associative retrieval (the contract of tasks is tested elsewhere)."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -16,7 +14,6 @@ from tessera.papers.associative_retrieval.report import (
     NAMES,
     VOCABULARY,
     build,
-    curves,
     exact_match,
     mean_loss,
     memory_norms,
@@ -24,7 +21,7 @@ from tessera.papers.associative_retrieval.report import (
     stage,
 )
 from tessera.papers.associative_retrieval.task import AssociativeRetrieval, capacity, capacity_error
-from tessera.papers.experiment import Record, RunSelection
+from tessera.papers.experiment import RunSelection
 from tessera.recipes.sections import Curriculum
 from tessera.tasks.task import TokenExamples, generator_of
 from tessera.training.fit import FitOptions, train_curriculum
@@ -91,13 +88,6 @@ def small(name, sizes=SIZES):
     for memory in getattr(model, "memories", []):
         torch.nn.init.normal_(memory.value.weight, generator=generator())  # a memory that says something
     return model
-
-
-def record(model, share):
-    """A run of two lengths, with this share of right answers at 20 pairs."""
-    (run, *_) = EXPERIMENT.runs(RunSelection("cpu", models=(model,)))
-    scores = {"1": [1.0, 0.0, 5], "20": [share, 0.1, 5]}
-    return Record(replace(run.configuration, rule="rewrite"), {"exact_match": scores}, {})
 
 
 @pytest.mark.parametrize("name", ["armt", "mosaic"])
@@ -194,11 +184,3 @@ def test_every_measured_length_exists(budget):
         assert settings.measured
         for pairs in settings.measured:
             assert settings.task(pairs).num_pairs == pairs
-
-
-def test_curves_pool_seeds():
-    records = {"a": record("armt", 0.5), "b": record("rmt", 0.2), "c": record("rmt", 0.4)}
-    (one, _), (several, _) = curves(records, "rewrite", "exact_match")
-    assert one.points[20] == (0.5, 0.1, 1)  # of one seed: the error over contexts
-    # Two seeds, 0.2 apart: standard deviation 0.1 sqrt(2), standard error of their mean 0.1.
-    assert several.points[20] == pytest.approx((0.3, 0.1, 2))

@@ -14,7 +14,6 @@ from tessera.papers import recipe_settings
 from tessera.papers.experiment import EXPERIMENTS, Record, RunSelection
 from tessera.papers.language_modeling.report import by_row, gain_from_context, loss, loss_by_rate, tables
 from tessera.papers.language_modeling.run import MAIN, OTHER_KERNELS, POSITIONS, RATES, SEARCH
-from tessera.papers.out_of_distribution import report as other_text
 from tessera.papers.records import difference
 from tessera.papers.results import ResultsFile
 from tessera.training.folder import RESULT
@@ -167,36 +166,6 @@ def test_a_model_that_two_runs_need_is_trained_once(tmp_path, monkeypatch):
         assert list(pool.map(partial(recipe_settings.trained, None), [tmp_path / "model"] * 2)) == trainings * 2
 
 
-def test_losses_by_position_are_averaged_in_bins_and_compared_seed_by_seed():
-    runs = planned(name="out_of_distribution")
-    mosaic, transformer = (f"novels/{name}/1 block/seed 0" for name in ("mosaic gaussian", "transformer"))
-    curve = [4.0] * 16 + [3.0] * 34 + [2.0] * 50
-    records = {
-        mosaic: record(runs[mosaic], 2.5, curve),
-        transformer: record(runs[transformer], 3.0, [loss + 0.5 for loss in curve]),
-    }
-    assert other_text.binned(curve) == [4.0, 3.0, 2.0]
-    made = other_text.tables(records)
-    assert made["novels: loss by position"].splitlines()[0].endswith("| all | 1 to 16 | 17 to 50 | 51 to 100 |")
-    expected = "| Transformer, learned positions, 1 | 1 | -0.500 | -0.500 | -0.500 | -0.500 |"
-    assert made["novels: mosaic minus transformer"].splitlines()[2] == expected
-
-
-def test_gains_from_context_are_told_beside_those_of_learned_positions():
-    """From tokens with 17 to 50 before them to those with 151 to 255, which here are 0.5 nats harder."""
-    runs = planned(name="out_of_distribution")
-    names = ("mosaic gaussian", "transformer", "transformer_rope")
-    lower = {"mosaic gaussian": 1.25, "transformer": -0.5, "transformer_rope": 0.0}
-    rows = {
-        (name, 1): [
-            record(runs[f"novels/{name}/1 block/seed 0"], 3.0, [5.0] * 16 + [4.0] * 134 + [4.0 - lower[name]] * 105)
-        ]
-        for name in names
-    }
-    assert gain_from_context(rows).splitlines()[2:] == [
-        "| Mosaic, Gaussian | 1 | 1 | 2.750 | +1.250 | +1.750 |",
-        "| Transformer, learned positions | 1 | 1 | 4.500 | -0.500 |  |",
-        "| Transformer, RoPE | 1 | 1 | 4.000 | +0.000 | +0.500 |",
-    ]
-    short = {row: [record(runs["novels/transformer/1 block/seed 0"], 3.0, [5.0] * 128)] for row in rows}
-    assert gain_from_context(short) == ""
+def test_a_gain_from_context_needs_a_long_context():
+    run = planned(name="out_of_distribution")["novels/transformer/1 block/seed 0"]
+    assert gain_from_context({("transformer", 1): [record(run, 3.0, [5.0] * 128)]}) == ""

@@ -1,13 +1,12 @@
 """Many-shot classification: prompts, files, episodes, and how accuracy on new classes is measured."""
 
 from collections import Counter
-from dataclasses import replace
 from random import Random
 
 import pytest
 
-from tessera.papers.experiment import Record, RunSelection
-from tessera.papers.many_shot.report import BUDGETS, EXPERIMENT, best, build, evaluate
+from tessera.papers.experiment import RunSelection
+from tessera.papers.many_shot.report import BUDGETS, EXPERIMENT, build, evaluate
 from tessera.papers.many_shot.task import (
     BANKING77,
     STRATEGIES,
@@ -171,21 +170,6 @@ def test_every_number_of_shots_and_strategy_is_tested():
         for one in by_strategy.values():
             assert one["exact_match"][2] == SMOKE.contexts
             assert 0 <= one["exact_match"][0] <= one["likeliest_label"][0] <= 1
-
-
-def record(seed, highest, strategy):
-    """Scores of 0.1, but `highest` at two shots with one strategy."""
-    scores = {count: {name: {"exact_match": [0.1, 0.01, 16]} for name in STRATEGIES} for count in ("1", "2")}
-    scores["2"][STRATEGIES[strategy]]["exact_match"][0] = highest
-    return Record(replace(BUDGETS["cpu"], model="mosaic_v2", seed=seed), {"scores": scores}, {})
-
-
-def test_the_best_strategy_is_that_of_the_mean_over_seeds():
-    records = {"a": record(0, 0.9, 1), "b": record(1, 0.6, 2)}
-    (curve,) = best(records, "exact_match")
-    assert curve.notes == (2,)  # seeds
-    assert curve.points[2].mean == pytest.approx(0.5)  # 0.9 and 0.1 with one strategy, 0.1 and 0.6 with another
-    assert curve.points[2].standard_error == pytest.approx(0.4)
 
 
 def test_models_of_a_budget_have_one_size():
