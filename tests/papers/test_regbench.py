@@ -111,23 +111,19 @@ def test_losses_by_block_are_means_over_their_labels():
 
 
 def test_a_run_trains_and_scores(tmp_path):
-    records = {}
+    of_counting = []
     for run in EXPERIMENT.runs(RunSelection("smoke", models=("mosaic", "transformer", "ngram"))):
         outcome = to_json(EXPERIMENT.execute(run, RunContext(tmp_path / run.key.replace("/", "_"))))
         json.dumps(outcome, allow_nan=False)
+        accuracy, _, problems = outcome["held_out"]["accuracy"]
+        assert problems == 4
         if run.configuration.fit:
             assert outcome["training"]["steps"] == run.configuration.fit.steps
             assert len(outcome["held_out_loss_by_block"]) == 20
-        assert outcome["held_out"]["accuracy"][2] == 4
-        records[run.key] = Record(run.configuration, outcome, {})
-    accuracies = [one.outcome["held_out"]["accuracy"][0] for key, one in records.items() if key.startswith("ngram")]
-    assert len(accuracies) == 4
-    assert accuracies[0] < accuracies[1] < accuracies[2]
-    parts = tables(records)
-    assert list(parts) == ["12 training problems", "Counting in the problem, without training", "Settings"]
-    assert "| Gaussian | 3 | 3 | 1 |" in parts["12 training problems"]
-    assert "| Transformer | 3 | 3 | 1 |" in parts["12 training problems"]
-    assert "| test problems | 4 | 1,000 |" in parts["Settings"]
+        else:
+            of_counting.append(accuracy)
+    assert len(of_counting) == 4
+    assert of_counting[0] < of_counting[1] < of_counting[2]
 
 
 def record(kernel, seed, accuracy, best=1.0, problems=1000, **changes):
