@@ -3,10 +3,16 @@
 from tessera.kernels.base import KERNEL_ALIASES, KERNELS, Kernel, kernel_from_config, kernel_names
 from tessera.kernels.functional import entmax, knn_softmax, knn_uniform, normalized_relu, relumax, sparsemax
 from tessera.kernels.gaussian import Gaussian
-from tessera.kernels.learned_entmax import Entmax, EntmaxOfRows
 from tessera.kernels.nearest_neighbours import NearestNeighbours
 from tessera.kernels.normalized_relu import NormalizedReLU
-from tessera.kernels.rectified_polynomial import Biweight, Epanechnikov, RectifiedPolynomial, Triweight
+from tessera.kernels.rectified_polynomial import (
+    Biweight,
+    Entmax,
+    EntmaxOfRows,
+    Epanechnikov,
+    RectifiedPolynomial,
+    Triweight,
+)
 from tessera.kernels.relumax import ReLUmax
 from tessera.kernels.rows import RowKernel
 

@@ -19,6 +19,7 @@ from tessera.base.shapes import Bool, Float, Int
 
 # What the methods of a kernel take and give.
 Rows = Float[Tensor, "*rows N"]  # scores or weights over N pairs
+AnyShape = Float[Tensor, "*shape"]  # the same of all in a call
 PerRow = Float[Tensor, "*rows"]
 Visible = Bool[Tensor, "*#rows #N"] | None  # which pairs there are; None: all
 Statistics = tuple[Tensor, ...]  # of each row, what `backward` needs of `forward`
@@ -50,9 +51,7 @@ class Kernel(ABC):
         """Whether `affine` has an intercept, without which its slope is of no bandwidth."""
         return self.affine(torch.ones(()))[1] is not None
 
-    def affine(
-        self, inverse_bandwidth: Float[Tensor, "*shape"]
-    ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"] | None]:
+    def affine(self, inverse_bandwidth: AnyShape) -> tuple[AnyShape, AnyShape | None]:
         """Slope and intercept of `scores = slope * s + intercept` for `beta = 1 / h^2 > 0` (any shape).
 
         An intercept of None is zero. Most kernels do not change when all scores of a row move together, so that the
@@ -68,13 +67,11 @@ class Kernel(ABC):
         and have no influence. A row without any visible pair is all zeros; one with a visible NaN is NaN.
         """
 
-    def score_floor(self, largest: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def score_floor(self, largest: AnyShape) -> AnyShape:
         """The score at and below which no pair has weight, given the row's largest visible score; -inf: none."""
         return torch.full_like(largest, -torch.inf)
 
-    def subset_floor(
-        self, scores: Float[Tensor, "*rows n"], visible: Bool[Tensor, "*#rows #n"] | None = None
-    ) -> PerRow:
+    def subset_floor(self, scores: Rows, visible: Visible = None) -> PerRow:
         """A score at and below which no pair has weight, given the scores of some pairs of the row, (..., n) -> (...).
 
         It must hold whatever the others score: more pairs can only raise it.

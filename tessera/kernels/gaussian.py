@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from tessera.kernels.base import KERNELS, Rows, Statistics, Visible
-from tessera.kernels.rows import RowKernel, row_maximum
-from tessera.kernels.workspace import Workspace
+from tessera.kernels.rows import RowKernel, Workspace, row_maximum
 
 LOG2_E = math.log2(math.e)
 

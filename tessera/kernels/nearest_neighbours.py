@@ -9,10 +9,9 @@ from torch.nn.functional import pad
 
 from tessera.base.devices import is_imagined
 from tessera.base.errors import expect
-from tessera.base.shapes import Bool, Float, Int
+from tessera.base.shapes import Float, Int
 from tessera.kernels.base import KERNELS, PerRow, Rows, Statistics, Visible
-from tessera.kernels.rows import RowKernel, row_maximum
-from tessera.kernels.workspace import Workspace
+from tessera.kernels.rows import RowKernel, Workspace, row_maximum
 
 BASES = ("gaussian", "uniform")
 
@@ -48,9 +47,7 @@ class NearestNeighbours(RowKernel):
         values.div_(values.sum(-1, keepdim=True).clamp_min_(torch.finfo(values.dtype).tiny))
         return _scattered(indices, values, scaled), (indices, values)
 
-    def subset_floor(
-        self, scores: Float[Tensor, "*rows n"], visible: Bool[Tensor, "*#rows #n"] | None = None
-    ) -> PerRow:
+    def subset_floor(self, scores: Rows, visible: Visible = None) -> PerRow:
         """Just below the k-th largest of these scores, -inf while there are fewer: others can only raise it."""
         masked = self.masked(scores, visible)
         if masked.shape[-1] < self.k:

@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 
 from tessera.base.errors import expect
-from tessera.base.shapes import Float
-from tessera.kernels.base import KERNELS, Rows, Statistics
-from tessera.kernels.rows import RowKernel
-from tessera.kernels.workspace import Workspace
+from tessera.kernels.base import KERNELS, AnyShape, Rows, Statistics
+from tessera.kernels.rows import RowKernel, Workspace
 
 
 @KERNELS.register("normalized_relu")
@@ -36,9 +34,7 @@ class NormalizedReLU(RowKernel):
         is_valid = isinstance(self.min_total, int | float) and 0 <= self.min_total < float("inf")
         expect(is_valid, "kernel 'normalized_relu'", "min_total", "be a finite number of at least 0", self.min_total)
 
-    def affine(
-        self, inverse_bandwidth: Float[Tensor, "*shape"]
-    ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"] | None]:
+    def affine(self, inverse_bandwidth: AnyShape) -> tuple[AnyShape, AnyShape | None]:
         """Slope `2 beta`, intercept `1 - 2 beta`: the response `1 - |u|^2 / h^2` of unit keys, before rectification."""
         return 2 * inverse_bandwidth, 1 - 2 * inverse_bandwidth
 
@@ -73,7 +69,7 @@ class NormalizedReLU(RowKernel):
         weights[lacking] = uniform
         return weights
 
-    def score_floor(self, largest: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def score_floor(self, largest: AnyShape) -> AnyShape:
         """0; the uniform fall-back has no floor."""
         return torch.zeros_like(largest).masked_fill_(_is_nothing(largest), -torch.inf)
 

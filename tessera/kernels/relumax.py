@@ -8,9 +8,8 @@ from torch import Tensor
 
 from tessera.base.errors import expect
 from tessera.base.shapes import Float
-from tessera.kernels.base import KERNELS, PerRow, Rows, Statistics, Visible
-from tessera.kernels.rows import RowKernel, row_maximum
-from tessera.kernels.workspace import Workspace
+from tessera.kernels.base import KERNELS, AnyShape, PerRow, Rows, Statistics, Visible
+from tessera.kernels.rows import RowKernel, Workspace, row_maximum
 
 
 @KERNELS.register("relumax")
@@ -47,7 +46,7 @@ class ReLUmax(RowKernel):
         grad.sub_(mean).mul_(support).mul_(scale)
         return weights, grad.scatter_add_(-1, where, grad.sum(-1, keepdim=True).neg_())
 
-    def score_floor(self, largest: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def score_floor(self, largest: AnyShape) -> AnyShape:
         """`largest - b`."""
         return largest - self.margin
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError, gradcheck
 
 from tessera.kernels import Kernel, RowKernel, kernel_from_config
-from tessera.kernels.workspace import Workspace
+from tessera.kernels.rows import Workspace
 from tessera.testing.tolerances import REORDERED_FLOAT32, REORDERED_FLOAT64
 from tessera.testing.trying import try_laws
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tessera.kernels.rows import RowKernel
-from tessera.kernels.workspace import Workspace
+from tessera.kernels.rows import RowKernel, Workspace
 from tessera.ops.kernel_regression.call import Call
 from tessera.ops.kernel_regression.query_blocks import QueryBlock, query_blocks
 

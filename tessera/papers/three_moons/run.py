@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from tessera.base.errors import expect
-from tessera.kernels.workspace import Workspace
+from tessera.kernels.rows import Workspace
 from tessera.memories.linear_contextual import LinearContextualMemory
 from tessera.models.sizes import num_parameters
 from tessera.papers.experiment import Run, RunContext, RunSelection, seed_by_seed
