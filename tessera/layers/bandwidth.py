@@ -1,4 +1,4 @@
-"""The learned bandwidth of each head's kernel, and one that shrinks as a memory fills."""
+"""What each head learns of its kernel: a bandwidth, one that shrinks as a memory fills, how compact it is."""
 
 import math
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from tessera.base.arguments import explains_mistakes
 from tessera.base.shapes import Documents, Float, Int
-from tessera.kernels import Kernel
+from tessera.kernels import Entmax, EntmaxOfRows, Kernel
 
 
 class Bandwidth(nn.Module):
@@ -96,3 +96,34 @@ class AdaptiveBandwidth(nn.Module):
         """Slope and intercept (B, H, T) of the scores of queries over `num_pairs` (B, T) pairs each."""
         beta = self.inverse_bandwidth(num_pairs)
         return kernel.affine(beta if self.scale == 1 else self.scale * beta)
+
+
+class LearnedAlpha(nn.Module):
+    """`alpha = lowest + (highest - lowest) sigmoid(a)` for each head, with a learned from the kernel's start.
+
+    As in Adaptively Sparse Transformers (arXiv:1909.00015), whose bounds are 1 and 2. alpha = 2 is sparsemax; at 1,
+    softmax, the order of the kernel is infinite, so that `lowest` lies above.
+    """
+
+    scalar_parameters = ("alpha_logit",)
+
+    def __init__(self, num_heads: int, kernel: Entmax):
+        super().__init__()
+        self.settings = kernel
+        self.alpha_logit = nn.Parameter(torch.empty(num_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """All heads at the kernel's alpha."""
+        share = (self.settings.alpha - self.settings.lowest) / (self.settings.highest - self.settings.lowest)
+        with torch.no_grad():
+            self.alpha_logit.fill_(math.log(share / (1 - share)))
+
+    @property
+    def alpha(self) -> Float[Tensor, " H"]:
+        """The alpha of each head."""
+        return self.settings.lowest + (self.settings.highest - self.settings.lowest) * self.alpha_logit.sigmoid()
+
+    def forward(self) -> EntmaxOfRows:
+        """The kernel of all heads (H, 1, 1)."""
+        return EntmaxOfRows(self.alpha[:, None, None])

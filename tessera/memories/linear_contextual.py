@@ -1,7 +1,7 @@
 """The contextual memory of the paper's first example: linear keys, linear values, nothing learned between them."""
 
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,13 +55,6 @@ class LinearContextualState(State):
 
     pairs: PairStore
     pending_key: Float[Tensor, "B H 1 K"]
-
-
-class Scores(TypedDict):
-    """A kernel's scores, `slope * (q . k) + intercept`; None is 0."""
-
-    slope: Tensor
-    intercept: Tensor | None
 
 
 class LinearContextualMemory(nn.Module):
@@ -144,9 +137,8 @@ class LinearContextualMemory(nn.Module):
 
         `state` continues an earlier call.
         """
-        expect(
-            x.dim() == 3 and x.shape[1] > 0, "LinearContextualMemory", "x", "be (B, T, input), T >= 1", tuple(x.shape)
-        )
+        is_text = x.dim() == 3 and x.shape[1] > 0
+        expect(is_text, "LinearContextualMemory", "x", "be (B, T, input), T >= 1", tuple(x.shape))
         keys, values = self.features(x)
         if state is None:
             pairs, offset = PairStore.of(keys[:, :, :-1], values[:, :, 1:]), 0
@@ -178,13 +170,11 @@ class LinearContextualMemory(nn.Module):
             observations.append(prediction)
         return torch.cat(observations, 1)
 
-    def scores(self, like: Tensor) -> Scores:
+    def scores(self, like: Tensor) -> dict[str, Any]:
         """`slope` and `intercept` of the kernel's scores, as `kernel_regression` takes them."""
         precise = torch.promote_types(like.dtype, torch.float32)
-        slope, intercept = self.kernel.affine(
-            torch.as_tensor(self.inverse_bandwidth, dtype=precise, device=like.device)
-        )
-        return {"slope": slope, "intercept": intercept}
+        beta = torch.as_tensor(self.inverse_bandwidth, dtype=precise, device=like.device)
+        return dict(zip(("slope", "intercept"), self.kernel.affine(beta)))
 
     def _heads(self, x: Tensor) -> Tensor:
         heads = x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

@@ -13,7 +13,7 @@ from tessera.base.errors import expect
 from tessera.base.shapes import Documents, Float, Hidden, Int
 from tessera.base.state import State
 from tessera.kernels import Entmax, Kernel
-from tessera.layers.learned_alpha import LearnedAlpha
+from tessera.layers.bandwidth import LearnedAlpha
 from tessera.memories.documents import continued_carry, continued_documents, last_document, stored_documents
 from tessera.ops.gated_average import GatedAverageState
 from tessera.ops.kernel_regression import Window, kernel_regression

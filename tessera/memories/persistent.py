@@ -11,9 +11,8 @@ from tessera.base.errors import expect, head_width
 from tessera.base.shapes import Documents, Float, Hidden, Int
 from tessera.base.state import State
 from tessera.kernels import Entmax, Kernel, kernel_from_config
-from tessera.layers.bandwidth import Bandwidth
+from tessera.layers.bandwidth import Bandwidth, LearnedAlpha
 from tessera.layers.key_extractors import LeakyKeyExtractor
-from tessera.layers.learned_alpha import LearnedAlpha
 from tessera.layers.scaled_output import ScaledOutput
 from tessera.memories.documents import continued_carry, continued_documents
 from tessera.ops.kernel_regression import kernel_regression

@@ -1,7 +1,5 @@
 """The short-term and the long-term memory of Memory Mosaics v2."""
 
-from typing import TypedDict
-
 from torch import Tensor, nn
 
 from tessera.base.arguments import explains_mistakes
@@ -15,27 +13,23 @@ from tessera.memories.pair_memory import PairMemory, PairMemoryState
 from tessera.ops.kernel_regression import Window
 
 
-class GatedLayers(TypedDict):
-    """The layers of a `PairMemory`."""
-
-    key_extractor: nn.Module
-    value_extractor: nn.Module
-    bandwidth: nn.Module
-    output: nn.Module
-
-
-def gated_layers(hidden_size: int, num_heads: int, kernel: Kernel) -> GatedLayers:
+class GatedMemory(PairMemory):
     """Gated time-variant keys, mixed values, a bandwidth that adapts to the number of pairs (v2, section 3)."""
-    head_dim = head_width("a memory of Memory Mosaics v2", hidden_size, num_heads)
-    return {
-        "key_extractor": GatedKeyExtractor(hidden_size, num_heads, head_dim),
-        "value_extractor": MixedValueExtractor(hidden_size, num_heads, head_dim),
-        "bandwidth": AdaptiveBandwidth(num_heads, kernel),
-        "output": nn.Linear(hidden_size, hidden_size, bias=False),
-    }
+
+    def __init__(self, hidden_size: int, num_heads: int, kernel: Kernel | str | dict, window: Window):
+        kernel = kernel_from_config(kernel)
+        head_dim = head_width("a memory of Memory Mosaics v2", hidden_size, num_heads)
+        super().__init__(
+            kernel,
+            window,
+            key_extractor=GatedKeyExtractor(hidden_size, num_heads, head_dim),
+            value_extractor=MixedValueExtractor(hidden_size, num_heads, head_dim),
+            bandwidth=AdaptiveBandwidth(num_heads, kernel),
+            output=nn.Linear(hidden_size, hidden_size, bias=False),
+        )
 
 
-class ShortTermMemory(PairMemory):
+class ShortTermMemory(GatedMemory):
     """Recalls the pairs `T - h < i <= T - 1` (Memory Mosaics v2, section 3.3): h - 1 pairs at most; h is `span`.
 
     A whole sequence costs O(T h) time, one more token O(h). The state holds between h and 2h pairs, whatever T.
@@ -43,11 +37,10 @@ class ShortTermMemory(PairMemory):
 
     def __init__(self, hidden_size: int, num_heads: int, kernel: Kernel | str | dict, span: int):
         expect(span >= 2, "ShortTermMemory", "span", "be at least 2 (a window of 1 holds no pair)", span)
-        kernel = kernel_from_config(kernel)
-        super().__init__(kernel, Window(delay=1, span=span), **gated_layers(hidden_size, num_heads, kernel))
+        super().__init__(hidden_size, num_heads, kernel, Window(delay=1, span=span))
 
 
-class LongTermMemory(PairMemory):
+class LongTermMemory(GatedMemory):
     """Recalls the pairs `i <= T - m` (Memory Mosaics v2, section 3.3); m is the `delay` of each call.
 
     Pairs are stored at once and become visible when they are m steps old, so that m may change at any time. The state
@@ -55,8 +48,7 @@ class LongTermMemory(PairMemory):
     """
 
     def __init__(self, hidden_size: int, num_heads: int, kernel: Kernel | str | dict):
-        kernel = kernel_from_config(kernel)
-        super().__init__(kernel, Window(delay=1), **gated_layers(hidden_size, num_heads, kernel))
+        super().__init__(hidden_size, num_heads, kernel, Window(delay=1))
 
     @explains_mistakes
     def forward(

@@ -40,7 +40,7 @@ from tessera.kernels import (
     Triweight,
     kernel_from_config,
 )
-from tessera.layers.learned_alpha import LearnedAlpha
+from tessera.layers.bandwidth import LearnedAlpha
 from tessera.ops.kernel_regression import Window, kernel_regression
 
 STRUCTURE = "_tessera_structure"  # attribute of a mask: the `_Structure` that says the same

@@ -9,9 +9,8 @@ from transformers import GenerationMixin
 from transformers import initialization as init
 
 from tessera.kernels import kernel_from_config
-from tessera.layers.bandwidth import Bandwidth
+from tessera.layers.bandwidth import Bandwidth, LearnedAlpha
 from tessera.layers.key_extractors import LeakyKeyExtractor
-from tessera.layers.learned_alpha import LearnedAlpha
 from tessera.layers.scaled_output import ScaledOutput
 from tessera.layers.value_extractors import VALUE_EXTRACTORS, MixedValueExtractor
 from tessera.memories.contextual import ContextualMemory

@@ -8,8 +8,7 @@ from transformers import GenerationMixin
 
 from tessera.base.errors import expect
 from tessera.kernels import kernel_from_config
-from tessera.layers.bandwidth import AdaptiveBandwidth
-from tessera.layers.learned_alpha import LearnedAlpha
+from tessera.layers.bandwidth import AdaptiveBandwidth, LearnedAlpha
 from tessera.layers.swiglu import SwiGLU
 from tessera.layers.value_extractors import MixedValueExtractor
 from tessera.memories.pair_memory import PairMemoryState

@@ -8,7 +8,7 @@ from torch.nn.functional import normalize
 
 from tessera.base.errors import TesseraError
 from tessera.kernels import Entmax, EntmaxOfRows, RectifiedPolynomial, entmax, kernel_from_config
-from tessera.layers.learned_alpha import LearnedAlpha
+from tessera.layers.bandwidth import LearnedAlpha
 from tessera.ops.kernel_regression import Call, Window, chosen_query_weights, kernel_regression
 from tests.refusals import refused
 from tests.tolerances import REORDERED_FLOAT64
