@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from tessera.ops.interleaved import interleaved
+from tessera.ops.triton_device import interleaved
 
 
 @torch.library.custom_op("pretend::attention", mutates_args=())

@@ -9,7 +9,7 @@ from benchmarks.gpu_stages.settings import Settings
 from benchmarks.gpu_stages.timing import ceilings, milliseconds
 from tessera.ops.gated_average import gated_average
 from tessera.ops.leaky_average import leaky_average
-from tessera.ops.linear_recurrence import triton_launch
+from tessera.ops.linear_recurrence import triton_kernels
 
 # Tensors of the size of x that must move at least: x, y forward; the gradient, y and dx backward, and x for the gates.
 STREAMS = {"leaky": 5, "gated": 6}
@@ -55,9 +55,9 @@ def with_programs(count: int, run: Callable[[], object]) -> Callable[[], None]:
     """`run` with another number of programs below which time is cut into segments, for tuning."""
 
     def changed() -> None:
-        usual, triton_launch.PROGRAMS = triton_launch.PROGRAMS, count
+        usual, triton_kernels.PROGRAMS = triton_kernels.PROGRAMS, count
         run()
-        triton_launch.PROGRAMS = usual
+        triton_kernels.PROGRAMS = usual
 
     return changed
 

@@ -1,4 +1,4 @@
-"""Whether Triton kernels can run on a tensor's device."""
+"""What operators of Triton need, without triton: whether a device runs them, and memory for their results."""
 
 import importlib.util
 import os
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tessera.base.devices import is_gpu, is_imagined
+from tessera.base.shapes import Float
 
 INSTALLED = importlib.util.find_spec("triton") is not None
 
@@ -18,3 +19,9 @@ def unsupported_device(x: Tensor) -> str | None:
     if not is_gpu(x) and os.environ.get("TRITON_INTERPRET") != "1":
         return f"Triton kernels need a CUDA device (or TRITON_INTERPRET=1 for tests on the CPU); got {x.device}"
     return None if INSTALLED or is_imagined() else "triton is not installed"
+
+
+def interleaved(like: Float[Tensor, "B H T _"], width: int) -> Float[Tensor, "B H T W"]:
+    """An unwritten (B, H, T, width) tensor in memory order (B, T, H, width), so that heads merge without a copy."""
+    batch, heads, rows = like.shape[:3]
+    return torch.empty(batch, rows, heads, width, dtype=like.dtype, device=like.device).transpose(1, 2)

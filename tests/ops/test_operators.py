@@ -13,8 +13,7 @@ from tessera.ops.gated_average import gated_average
 from tessera.ops.gated_average.triton import gate_shares
 from tessera.ops.kernel_regression import Call, Window, chunked_op, kernel_regression
 from tessera.ops.kernel_regression import chunked as chunked_regression
-from tessera.ops.kernel_regression.triton import plan_of
-from tessera.ops.kernel_regression.triton_op import regress
+from tessera.ops.kernel_regression.triton import plan_of, regress
 from tessera.ops.leaky_average import leaky_average
 from tessera.ops.linear_recurrence.triton import recur
 from tests.covering import some

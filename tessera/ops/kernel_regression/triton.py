@@ -2,22 +2,51 @@
 
 All kernels but nearest neighbours. Tensors on the CPU run only under Triton's interpreter (`TRITON_INTERPRET=1`, set
 before triton is imported), which is for tests: it is slow.
+
+Being a registered operator, `torch.compile` takes it as one step of its graph, and tensors without data (meta, fake)
+pass through it. Nothing here needs triton itself.
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from tessera.base.first_derivative import only_first_derivative
 from tessera.kernels.base import Kernel
 from tessera.kernels.gaussian import Gaussian
 from tessera.kernels.normalized_relu import NormalizedReLU
 from tessera.kernels.rectified_polynomial import AdaptivePolynomial
 from tessera.kernels.relumax import ReLUmax
 from tessera.ops.kernel_regression.call import Call
-from tessera.ops.kernel_regression.triton_op import regress
-from tessera.ops.kernel_regression.triton_plan import Plan
-from tessera.ops.triton_device import unsupported_device
+from tessera.ops.triton_device import interleaved, unsupported_device
 
 WIDEST = 256
+_PLAN = (
+    "str family, float order, float margin, SymInt offset, SymInt? delay, SymInt? span, Tensor? delays, "
+    "Tensor? query_documents, Tensor? pair_documents, int[]? forward_tiles, int[]? backward_tiles"
+)
+
+
+class Plan(NamedTuple):
+    """What the kernels must compute, apart from the differentiable tensors, in the types of an operator's schema.
+
+    family: see `triton_forward`. offset: position of the first query. delay: None: without a window, or with one delay
+    per sequence, `delays` (B,). Documents: see `kernel_regression`. tiles: queries and pairs per tile, warps per
+    program, depth of the software pipeline; None: `tiles_of` chooses.
+    """
+
+    family: str
+    order: float
+    margin: float
+    offset: int
+    delay: int | None
+    span: int | None
+    delays: Tensor | None
+    query_documents: Tensor | None
+    pair_documents: Tensor | None
+    forward_tiles: list[int] | None = None
+    backward_tiles: list[int] | None = None
 
 
 def unsupported_reason(call: Call) -> str | None:
@@ -84,3 +113,85 @@ def family_of(kernel: Kernel) -> tuple[str, float, float] | None:
     if isinstance(kernel, NormalizedReLU) and not kernel.min_total:
         return "fixed", 1.0, 0.0
     return None
+
+
+def unwritten_results(query: Tensor, value: Tensor, family: str, save: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Memory for what `regress` returns."""
+    shape, width = query.shape[:3], value.shape[-1]
+    statistics = query.new_empty(3, *shape, dtype=torch.float32)
+    best = query.new_empty(shape if family == "anchored" else (0,), dtype=torch.int32)
+    smooth = interleaved(query, width) if family == "adaptive" and save else query.new_empty(0)
+    return interleaved(query, width), statistics, best, smooth
+
+
+def unwritten_gradients(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+    """Memory for what `regress_backward` returns."""
+    d_slope = query.new_empty(query.shape[:3], dtype=torch.float32)
+    d_query, d_key = interleaved(query, query.shape[-1]), interleaved(key, key.shape[-1])
+    return d_query, d_key, interleaved(value, value.shape[-1]), d_slope, torch.empty_like(d_slope)
+
+
+@torch.library.custom_op(
+    "tessera::kernel_regression",
+    mutates_args=(),
+    schema=f"(Tensor query, Tensor key, Tensor value, Tensor slope, Tensor intercept, bool save, {_PLAN}) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+)
+def regress(query, key, value, slope, intercept, save, *plan):
+    """`y = sum_i w_i v_i` (B, H, T, V) from queries, keys, values, and the rows' slopes and intercepts (B, H, T).
+
+    Behind y come what the backward pass needs: the statistics (3, B, H, T) of the queries, their best pairs (B, H, T)
+    for ReLUmax, and for adaptive bandwidths, where `save` holds, one more y. What a family does not need is empty.
+    """
+    from tessera.ops.kernel_regression import triton_launch
+
+    with torch.cuda.device_of(query):
+        return triton_launch.forward(query, key, value, slope, intercept, save, Plan(*plan))
+
+
+@regress.register_fake
+def _(query, key, value, slope, intercept, save, *plan):
+    return unwritten_results(query, value, Plan(*plan).family, save)
+
+
+@torch.library.custom_op(
+    "tessera::kernel_regression_backward",
+    mutates_args=(),
+    schema="(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor slope, Tensor statistics, Tensor best, "
+    f"Tensor product, {_PLAN}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def regress_backward(grad, query, key, value, slope, statistics, best, product, *plan):
+    """Gradients of query, key, value, slope and intercept (B, H, T); `product`: the y of which grad . y is taken."""
+    from tessera.ops.kernel_regression import triton_launch
+
+    with torch.cuda.device_of(query):
+        return triton_launch.backward(grad, query, key, value, slope, statistics, best, product, Plan(*plan))
+
+
+@regress_backward.register_fake
+def _(grad, query, key, value, slope, statistics, best, product, *plan):
+    return unwritten_gradients(query, key, value)
+
+
+def _save(ctx, inputs, output) -> None:
+    query, key, value, slope, _, _, *rest = inputs
+    y, statistics, best, smooth = output
+    plan = Plan(*rest)
+    ctx.plan = plan._replace(delays=None, query_documents=None, pair_documents=None)
+    masks = plan.delays, plan.query_documents, plan.pair_documents
+    product = smooth if plan.family == "adaptive" else y
+    ctx.save_for_backward(query, key, value, slope, statistics, best, product, *masks)
+    ctx.set_materialize_grads(False)
+
+
+@only_first_derivative("kernel_regression")
+def _gradients(ctx, grad, *_):
+    *tensors, delays, query_documents, pair_documents = ctx.saved_tensors
+    plan = ctx.plan._replace(delays=delays, query_documents=query_documents, pair_documents=pair_documents)
+    *gradients, d_intercept = regress_backward(grad, *tensors, *plan)
+    # Only normalised ReLU changes when a row of scores moves.
+    moved = d_intercept if plan.family == "fixed" else None
+    return *gradients, moved, *[None] * (1 + len(plan))
+
+
+regress.register_autograd(_gradients, setup_context=_save)

@@ -1,4 +1,4 @@
-"""Triton kernels of the forward pass that need no threshold; `triton_threshold.py` has the other (see README.md).
+"""Triton kernels of the forward pass (see README.md).
 
 Each keeps three numbers per query for the backward pass, `center`, `tau` and `norm`: with the scores z,
     gaussian                w = 2^(z log2(e) - center) norm       center: the largest of its scores, here and below
@@ -19,6 +19,7 @@ from tessera.ops.kernel_regression.triton_tiles import (
     load_tile,
     pairs_met,
     place,
+    raised,
     start_of,
     store_statistics,
     store_tile,
@@ -155,3 +156,122 @@ def rectified_forward(
             norm = tl.where((total <= 0) & (count > 0), -share, norm)
     store_tile(start_of(out, batch, head), out.row, rows, scope.num_queries, y, VALUE_WIDTH, VALUE_BLOCK)
     store_statistics(statistics, scope, row_index, rows, center, tau, norm)
+
+
+@triton.jit
+def threshold_start(group_maxima, ORDER: tl.constexpr):
+    """Row maxima, and relative to them a lower bound of tau: the root for the group maxima, a part of the row."""
+    largest = tl.max(group_maxima, 1)
+    largest = tl.where(largest == float("-inf"), 0.0, largest)
+    shifted = group_maxima - largest[:, None]
+    tau = tl.zeros_like(largest) - 1.0
+    for _ in range(4):
+        responses = tl.maximum(shifted - tau[:, None], 0.0)
+        slope = raised(responses, ORDER - 1)
+        tau += newton_step(tl.sum(slope * responses, 1), tl.sum(slope, 1), ORDER)
+    return largest, tau
+
+
+@triton.jit
+def newton_step(total, slope, ORDER: tl.constexpr):
+    """Newton's step for the r-norm of the responses to become 1; never to the left (rounding), 0 for empty rows."""
+    if ORDER == 1:
+        target = tl.zeros_like(total) + 1.0
+    elif ORDER == 2:
+        target = tl.sqrt(total)
+    else:
+        target = raised(total, 1 - 1 / ORDER)
+    return tl.where(total > target, (total - target) / tl.maximum(slope, 1e-30), 0.0)
+
+
+@triton.jit
+def thresholds(
+    q, slope, key_start, key_row, start, end, scope, batch, positions, delay, clear_start, clear_end, tolerance,
+    ORDER: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr,
+    WINDOW: tl.constexpr, SPANNED: tl.constexpr, DOCUMENTS: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """Each row's largest score and, relative to it, tau: a sweep for the maxima of groups of pairs, then Newton's."""
+    group_maxima = tl.full((ROWS, PAIRS), float("-inf"), tl.float32)
+    for first in range(start, end, PAIRS):
+        z = scores_of(
+            q, slope, key_start, key_row, first, scope, batch, positions, delay, clear_start, clear_end,
+            WIDTH, BLOCK, PAIRS, WINDOW, SPANNED, DOCUMENTS, PRECISION
+        )  # fmt: skip
+        group_maxima = tl.maximum(group_maxima, z)
+    largest, tau = threshold_start(group_maxima, ORDER)
+
+    moved = tolerance + 1.0
+    sweeps = 0
+    while (moved > tolerance) & (sweeps < 30):
+        total = tl.zeros((ROWS,), tl.float32)
+        total_slope = tl.zeros((ROWS,), tl.float32)
+        for first in range(start, end, PAIRS):
+            z = scores_of(
+                q, slope, key_start, key_row, first, scope, batch, positions, delay, clear_start, clear_end,
+                WIDTH, BLOCK, PAIRS, WINDOW, SPANNED, DOCUMENTS, PRECISION
+            )  # fmt: skip
+            responses = tl.maximum((z - largest[:, None]) - tau[:, None], 0.0)
+            power = raised(responses, ORDER - 1)
+            total_slope += tl.sum(power, 1)
+            total += tl.sum(power * responses, 1)
+        step = newton_step(total, total_slope, ORDER)
+        tau += step
+        moved = tl.max(step, 0)
+        sweeps += 1
+    return largest, tau
+
+
+@triton.jit
+def threshold_forward(
+    query, key, value, out, smooth, slopes, statistics, scope, tolerance,
+    ORDER: tl.constexpr, SAVE: tl.constexpr,
+    KEY_WIDTH: tl.constexpr, KEY_BLOCK: tl.constexpr, VALUE_WIDTH: tl.constexpr, VALUE_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, PAIRS: tl.constexpr,
+    WINDOW: tl.constexpr, SPANNED: tl.constexpr, DOCUMENTS: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """Rectified polynomials of adaptive bandwidth (alpha-entmax): a sweep for the maxima of groups of pairs, two or
+    three for Newton's steps on tau, one for the output. `smooth` = sum_i u_i^(r-1) v_i / sum_i u_i^(r-1): gradient."""
+    block, row_index, batch, head = place(scope)
+    rows = block * ROWS + tl.arange(0, ROWS)
+    positions = rows + scope.offset
+    delay = delay_of(scope, batch, WINDOW)
+    start, end, clear_start, clear_end = pairs_met(
+        scope, block * ROWS + scope.offset, batch, block, delay, ROWS, PAIRS, WINDOW, SPANNED, DOCUMENTS
+    )
+    q = load_tile(start_of(query, batch, head), query.row, rows, scope.num_queries, KEY_WIDTH, KEY_BLOCK)
+    slope = load_column(slopes, batch, head, rows, scope.num_queries) * (1.0 / ORDER)
+    key_start, value_start = start_of(key, batch, head), start_of(value, batch, head)
+
+    largest, tau = thresholds(
+        q, slope, key_start, key.row, start, end, scope, batch, positions, delay, clear_start, clear_end, tolerance,
+        ORDER, KEY_WIDTH, KEY_BLOCK, ROWS, PAIRS, WINDOW, SPANNED, DOCUMENTS, PRECISION
+    )  # fmt: skip
+    total = tl.zeros((ROWS,), tl.float32)
+    total_slope = tl.zeros((ROWS,), tl.float32)
+    y = tl.zeros((ROWS, VALUE_BLOCK), tl.float32)
+    y_smooth = tl.zeros((ROWS, VALUE_BLOCK), tl.float32)
+    for first in range(start, end, PAIRS):
+        z = scores_of(
+            q, slope, key_start, key.row, first, scope, batch, positions, delay, clear_start, clear_end,
+            KEY_WIDTH, KEY_BLOCK, PAIRS, WINDOW, SPANNED, DOCUMENTS, PRECISION
+        )  # fmt: skip
+        responses = tl.maximum((z - largest[:, None]) - tau[:, None], 0.0, propagate_nan=tl.PropagateNan.ALL)
+        power = raised(responses, ORDER - 1)
+        weights = power * responses
+        total += tl.sum(weights, 1)
+        v = load_tile(value_start, value.row, first + tl.arange(0, PAIRS), scope.num_pairs, VALUE_WIDTH, VALUE_BLOCK)
+        y = product(weights.to(v.dtype), v, y, PRECISION)
+        if SAVE:
+            total_slope += tl.sum(power, 1)
+            y_smooth = product(power.to(v.dtype), v, y_smooth, PRECISION)
+    norm = inverse(total)
+    store_tile(
+        start_of(out, batch, head), out.row, rows, scope.num_queries, y * norm[:, None], VALUE_WIDTH, VALUE_BLOCK
+    )
+    if SAVE:
+        # NaN where the weights are; slopes of order 0 are not.
+        y_smooth = y_smooth / tl.maximum(total_slope, 1e-30)[:, None] + 0.0 * total[:, None]
+        store_tile(
+            start_of(smooth, batch, head), smooth.row, rows, scope.num_queries, y_smooth, VALUE_WIDTH, VALUE_BLOCK
+        )
+        store_statistics(statistics, scope, row_index, rows, largest, tau, norm)

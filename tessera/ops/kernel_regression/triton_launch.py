@@ -6,8 +6,8 @@ import torch
 import triton
 from torch import Tensor
 
-from tessera.ops.kernel_regression import triton_backward, triton_forward, triton_threshold
-from tessera.ops.kernel_regression.triton_plan import Plan, unwritten_gradients, unwritten_results
+from tessera.ops.kernel_regression import triton_backward, triton_forward
+from tessera.ops.kernel_regression.triton import Plan, unwritten_gradients, unwritten_results
 from tessera.ops.kernel_regression.triton_tiles import Matrix, Scope
 from tessera.ops.triton_product import INTERPRETED, dot_precision
 
@@ -113,7 +113,7 @@ def widths(query: Tensor, value: Tensor) -> dict[str, int]:
 def forward(
     query: Tensor, key: Tensor, value: Tensor, slope: Tensor, intercept: Tensor, save: bool, plan: Plan
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What `triton_op.regress` returns."""
+    """What `triton.regress` returns."""
     query, key, value = rowwise(query), rowwise(key), rowwise(value)
     y, statistics, best, smooth = results = unwritten_results(query, value, plan.family, save)
     tiles = tiles_of(plan, query, value, "forward")
@@ -125,7 +125,7 @@ def forward(
         triton_forward.softmax_forward[grid](*inputs, matrix(slope), statistics, scope, **constants)
     elif plan.family == "adaptive":
         tolerance = (1e-6 if plan.order < 2 else 1e-5) if query.dtype == torch.float32 else 2e-3
-        triton_threshold.threshold_forward[grid](
+        triton_forward.threshold_forward[grid](
             *inputs, matrix(smooth if save else y), matrix(slope), statistics, scope, tolerance,
             ORDER=plan.order, SAVE=save, **constants
         )  # fmt: skip
@@ -141,7 +141,7 @@ def backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, slope: Tensor, statistics: Tensor, best: Tensor,
     product: Tensor, plan: Plan
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """What `triton_op.regress_backward` returns."""
+    """What `triton.regress_backward` returns."""
     grad, query, key, value = rowwise(grad), rowwise(query), rowwise(key), rowwise(value)
     d_query, d_key, d_value, d_slope, d_intercept = gradients = unwritten_gradients(query, key, value)
     deltas, totals = torch.empty_like(d_slope), torch.empty_like(d_slope)

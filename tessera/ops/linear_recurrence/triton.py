@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from tessera.base.first_derivative import only_first_derivative
-from tessera.ops.interleaved import interleaved
 from tessera.ops.linear_recurrence import chunked
 from tessera.ops.linear_recurrence.call import RecurrenceCall
-from tessera.ops.triton_device import unsupported_device
+from tessera.ops.triton_device import interleaved, unsupported_device
 
 WIDEST = 1024
 
@@ -50,10 +49,10 @@ def recur(x: Tensor, new: Tensor | None, keep: Tensor, initial: Tensor | None) -
     Returns:
         y like x, and y_T (B, H, K) in float32.
     """
-    from tessera.ops.linear_recurrence import triton_launch
+    from tessera.ops.linear_recurrence import triton_kernels
 
     with torch.cuda.device_of(x):
-        return triton_launch.forward(x, new, keep, initial)
+        return triton_kernels.forward(x, new, keep, initial)
 
 
 @recur.register_fake
@@ -70,10 +69,10 @@ def recur_backward(
     `total_t = grad_t + keep_{t+1} total_{t+1}`; pulls are `total_t . y_{t-1}`, or `total_t . (x_t - y_{t-1})` where
     `new` is given. Without `new`, x is not looked at: any tensor of its shape and dtype will do.
     """
-    from tessera.ops.linear_recurrence import triton_launch
+    from tessera.ops.linear_recurrence import triton_kernels
 
     with torch.cuda.device_of(x):
-        return triton_launch.backward(grad, x, y, new, keep, initial, final)
+        return triton_kernels.backward(grad, x, y, new, keep, initial, final)
 
 
 @recur_backward.register_fake
