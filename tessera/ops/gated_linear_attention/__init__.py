@@ -1,5 +1,7 @@
 """Linear attention with decay: a matrix of key-value products that forgets."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -7,10 +9,11 @@ from tessera.base.arguments import explains_mistakes
 from tessera.base.errors import expect
 from tessera.base.shapes import Documents, Float
 from tessera.ops import float16_autocast
-from tessera.ops.gated_linear_attention.chunked import chunked
 from tessera.ops.gated_linear_attention.state import LinearAttentionState
 
 __all__ = ["LinearAttentionState", "gated_linear_attention"]
+
+CHUNK = 16  # within a chunk every pair of steps has K decays of its own: small, and no exponent is ever positive
 
 
 @explains_mistakes
@@ -49,13 +52,11 @@ def gated_linear_attention(
         expect(documents.shape == (batch, steps), where, "documents", f"be {(batch, steps)}", tuple(documents.shape))
         key = key * (documents >= 0)[:, None, :, None]
     # In bfloat16 a sum over some hundred steps grows no further, and a slow decay rounds to none.
-    precise = torch.promote_types(value.dtype, torch.float32)
+    precise, needed = torch.promote_types(value.dtype, torch.float32), (batch, heads, width, value.shape[3])
     if state is None:
-        start = (
-            torch.zeros((batch, 1), dtype=torch.long, device=query.device) if documents is None else documents[:, :1]
-        )
-        state = LinearAttentionState(value.new_zeros(batch, heads, width, value.shape[3]), start)
-    needed, got = (batch, heads, width, value.shape[3]), tuple(state.matrix.shape)
+        start = query.new_zeros((batch, 1), dtype=torch.long) if documents is None else documents[:, :1]
+        state = LinearAttentionState(value.new_zeros(needed), start)
+    got = tuple(state.matrix.shape)
     expect(got == needed, where, "state", f"have a matrix {needed}", got)
     if documents is None:
         documents = state.document.expand(batch, steps)
@@ -63,5 +64,41 @@ def gated_linear_attention(
     dtype, state = value.dtype, state.to(precise)
     query, key, value, decay = (tensor.to(precise) for tensor in (query, key, value, decay))
     with float16_autocast.without(query):
-        answers, state = chunked(query, key, value, decay, state, documents)
+        answers, state = _in_chunks(query, key, value, decay, state, documents)
     return answers.to(dtype), state
+
+
+def _in_chunks(
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, state: LinearAttentionState, documents: Tensor
+) -> tuple[Tensor, LinearAttentionState]:
+    """Products inside each chunk, and one matrix passed from chunk to chunk; all arguments are present."""
+    matrix, document, answers = state.matrix, state.document, []
+    for begin in range(0, query.shape[2], CHUNK):
+        steps = slice(begin, begin + CHUNK)
+        q, k, v, g = (tensor[:, :, steps] for tensor in (query, key, value, log_decay))
+        answer, matrix = _chunk(q, k, v, g, matrix, document, documents[:, steps])
+        document = documents[:, steps][:, -1:]
+        answers.append(answer)
+    return torch.cat(answers, 2), LinearAttentionState(matrix, document)
+
+
+def _chunk(
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, matrix: Tensor, document: Tensor, documents: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The answers (B, H, C, V) of one chunk, and the matrix after it."""
+    # What e^g rounds to 0 is cut off: sums of more would lose the decays behind it, and those of -inf be NaN.
+    least = math.log(torch.finfo(log_decay.dtype).tiny)
+    total = log_decay.clamp(min=least).cumsum(2)  # G_t = g_1 + ... + g_t inside the chunk
+    # What was stored in this chunk: sum over s <= t of (q_t exp(G_t - G_s)) . k_s, of the same document.
+    size = query.shape[2]
+    past = torch.ones(size, size, dtype=torch.bool, device=query.device).tril()
+    visible = past & (documents[:, None, :, None] == documents[:, None, None, :])
+    exponents = (total[:, :, :, None] - total[:, :, None]).masked_fill(~visible[..., None], -torch.inf)
+    scores = torch.einsum("bhtk,bhsk,bhtsk->bhts", query, key, exponents.exp())
+    # What was stored before, for the steps that continue its document.
+    continues = (documents == document)[:, None, :, None]
+    inherited = (query * total.exp() * continues) @ matrix
+    answers = scores @ value + inherited
+    kept = (total[:, :, -1:] - total).exp() * (documents == documents[:, -1:])[:, None, :, None]
+    carried = total[:, :, -1].exp()[..., None] * continues[:, :, -1:] * matrix
+    return answers, carried + (key * kept).transpose(2, 3) @ value

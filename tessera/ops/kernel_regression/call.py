@@ -1,6 +1,6 @@
 """The arguments of one kernel regression, checked once (`check`) and handed to whichever implementation runs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from tessera.base.devices import is_exporting
 from tessera.base.errors import expect
 from tessera.kernels.base import Kernel
-from tessera.ops.kernel_regression.window import Window, visible_pairs
+from tessera.ops.kernel_regression.window import Window
 
 WHERE = "kernel_regression"
 
@@ -109,31 +109,20 @@ class Call:
             documents = None if documents is None else documents[:, kept]
         elif not hides_nothing:
             return self
-        return type(self)(
-            self.query,
-            key,
-            value,
-            self.kernel,
-            self.slope,
-            self.intercept,
-            None if hides_nothing else window,
-            offset,
-            self.query_documents,
-            documents,
-            self.dropout,
-        )
+        window = None if hides_nothing else window
+        return replace(self, key=key, value=value, window=window, query_offset=offset, pair_documents=documents)
 
     def visible(self) -> Tensor | None:
         """The dense mask, broadcastable to (B, H, T, N); None when every query sees every pair."""
-        return visible_pairs(
-            self.window,
-            self.query.shape[2],
-            self.key.shape[2],
-            self.query_offset,
-            self.query_documents,
-            self.pair_documents,
-            self.query.device,
-        )
+        visible = None
+        if self.window is not None:
+            queries, pairs = (torch.arange(x.shape[2], device=x.device) for x in (self.query, self.key))
+            visible = self.window.visible(queries + self.query_offset, pairs)
+        if self.query_documents is None or self.pair_documents is None:
+            return visible
+        same = self.query_documents[:, None, :, None] == self.pair_documents[:, None, None, :]
+        same = same & (self.pair_documents >= 0)[:, None, None, :]
+        return same if visible is None else visible & same
 
     def zeros(self) -> Tensor:
         """The answers of a call without pairs: zeros that still depend on its tensors, so that all get gradients."""

@@ -1,13 +1,15 @@
 """Kernel regression as the papers write it: all scores at once. Slow, obvious, any dtype up to float64."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tessera.base.devices import device_type, is_exporting
 from tessera.base.precision import without_autocast
+from tessera.base.shapes import Float, Int
 from tessera.ops.kernel_regression.call import Call
 
 NARROW = (torch.float16, torch.bfloat16)
@@ -59,3 +61,46 @@ def _blocks(call: Call, pairs: Tensor) -> Sequence[Tensor]:
 def unsupported_reason(call: Call) -> str | None:
     """The reference takes every call."""
     return None
+
+
+class QueryWeights(NamedTuple):
+    """`weights` (B, H, Q, N); `num_pairs` that each query saw (B, Q); `bandwidth` h of the kernel (B, H, Q)."""
+
+    weights: Float[Tensor, "B H Q N"]
+    num_pairs: Int[Tensor, "B Q"]
+    bandwidth: Float[Tensor, "B H Q"]
+
+
+def chosen_query_weights(call: Call, queries: Iterable[int]) -> QueryWeights:
+    """What `kernel_regression` gives to the stored pairs for the queries with these numbers, without dropout.
+
+    `bandwidth` is in units of the distance |k - k_i|; NaN for a query that sees no pair.
+    """
+    of_queries, num_pairs, bandwidth = zip(*(_one(call, int(query)) for query in queries))
+    return QueryWeights(torch.cat(of_queries, 2), torch.cat(num_pairs, 1), torch.cat(bandwidth, 2))
+
+
+def _one(call: Call, query: int) -> tuple[Tensor, Tensor, Tensor]:
+    here = slice(query, query + 1)
+    documents = call.query_documents
+    call = replace(
+        call,
+        query=call.query[:, :, here],
+        slope=_at(call.slope, here),
+        intercept=None if call.intercept is None else _at(call.intercept, here),
+        query_offset=call.query_offset + query,
+        query_documents=None if documents is None else documents[:, here],
+        dropout=0.0,
+    )
+    shape = (*call.query.shape[:2], 1, call.key.shape[2])
+    visible = call.visible()
+    seen = torch.ones(shape, dtype=torch.bool, device=call.query.device)
+    seen = seen if visible is None else seen & visible
+    beta = call.slope / call.kernel.affine(torch.ones_like(call.slope))[0]
+    bandwidth = call.kernel.bandwidth(scores(call), beta.expand(shape[:3]), seen)
+    return weights(call), seen[:, 0].sum(-1), bandwidth
+
+
+def _at(scale: Tensor, here: slice) -> Tensor:
+    """Slope or intercept, broadcast to (B, H, T), at one query."""
+    return scale[..., here] if scale.shape[-1] > 1 else scale

@@ -59,29 +59,3 @@ class Window:
         delay = self.delay.to(age.device).view(-1, 1, 1, 1) if isinstance(self.delay, Tensor) else self.delay
         visible = age >= delay
         return visible if self.span is None else visible & (age < self.span)
-
-
-def visible_pairs(
-    window: Window | None,
-    num_queries: int,
-    num_pairs: int,
-    query_offset: int,
-    query_documents: Int[Tensor, "B T"] | None,
-    pair_documents: Int[Tensor, "B N"] | None,
-    device: torch.device,
-) -> Bool[Tensor, "... T N"] | None:
-    """The mask of one call, broadcastable to (B, H, T, N); None when every query sees every pair.
-
-    Query j stands at position `query_offset + j`, pair i at position i. Documents are integers (B, T) and (B, N); a
-    query sees pairs of its own document only, and a pair whose document is negative is not stored at all.
-    """
-    visible = None
-    if window is not None:
-        queries = torch.arange(num_queries, device=device) + query_offset
-        visible = window.visible(queries, torch.arange(num_pairs, device=device))
-    if pair_documents is not None:
-        assert query_documents is not None, "they are given together"
-        same = query_documents[:, None, :, None] == pair_documents[:, None, None, :]
-        same = same & (pair_documents >= 0)[:, None, None, :]
-        visible = same if visible is None else visible & same
-    return visible

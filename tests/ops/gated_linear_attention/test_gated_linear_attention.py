@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from tessera.base.errors import TesseraError
-from tessera.ops.gated_linear_attention import LinearAttentionState, gated_linear_attention
-from tessera.ops.gated_linear_attention.chunked import CHUNK
+from tessera.ops.gated_linear_attention import CHUNK, LinearAttentionState, gated_linear_attention
 from tessera.ops.gated_linear_attention.reference import reference
 from tests.refusals import refused
 from tests.tolerances import REORDERED_FLOAT64
