@@ -1,6 +1,6 @@
 """Tolerances that several tests share, each with its reason."""
 
-from tessera.testing.tolerances import REORDERED_FLOAT32, REORDERED_FLOAT64  # noqa: F401 (for the tests)
+from tessera.testing.laws import REORDERED_FLOAT32, REORDERED_FLOAT64  # noqa: F401 (for the tests)
 
 # Golden files: values recorded in float64; two correct programs differ by rounding, amplified at most 1e5-fold.
 GOLDEN_VALUE = 1e-9

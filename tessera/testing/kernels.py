@@ -8,8 +8,7 @@ from torch.autograd.gradcheck import GradcheckError, gradcheck
 
 from tessera.kernels import Kernel, RowKernel, kernel_from_config
 from tessera.kernels.rows import Workspace
-from tessera.testing.tolerances import REORDERED_FLOAT32, REORDERED_FLOAT64
-from tessera.testing.trying import try_laws
+from tessera.testing.laws import REORDERED_FLOAT32, REORDERED_FLOAT64, laws_in, try_laws
 
 ROWS, PAIRS = 6, 13
 MANY = 300  # more than one block of any implementation
@@ -234,23 +233,4 @@ def survives_its_configuration(kernel: Kernel) -> None:
     assert again == kernel, f"{kernel} comes back from its configuration as {again}"
 
 
-LAWS = {
-    law.__name__: law
-    for law in (
-        is_a_distribution,
-        hidden_pairs_have_no_influence,
-        hidden_pairs_may_as_well_be_absent,
-        takes_rows_of_any_shape,
-        follows_permutations,
-        keeps_the_order_of_scores,
-        near_keys_count_most,
-        has_the_gradient_it_claims,
-        bears_large_scores,
-        computes_in_every_type,
-        gives_nothing_at_its_floor,
-        tells_what_it_looks_at,
-        agrees_with_its_row_functions,
-        a_nan_is_not_hidden,
-        survives_its_configuration,
-    )
-}
+LAWS = laws_in(globals(), Kernel)

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from tessera.base.errors import TesseraError
 from tessera.base.state import State
 from tessera.testing.derivatives import check_gradient
-from tessera.testing.tolerances import REORDERED_FLOAT64
-from tessera.testing.trying import try_laws
+from tessera.testing.laws import REORDERED_FLOAT64, laws_in, try_laws
 
 BATCH, STEPS = 3, 23
 CHANGED = 14  # the step whose change no earlier answer may show
@@ -302,19 +301,4 @@ def _tensors_of(state: State) -> dict[str, Tensor]:
     return collected
 
 
-LAWS = {
-    law.__name__: law
-    for law in (
-        any_cut,
-        long_texts,
-        causality,
-        packing,
-        padding,
-        state_is_a_value,
-        saving,
-        batch_selection,
-        gradients,
-        narrow_types,
-        small_inputs,
-    )
-}
+LAWS = laws_in(globals(), MemoryCase)

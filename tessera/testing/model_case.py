@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tessera.testing.tolerances import REORDERED_FLOAT64
+from tessera.testing.laws import REORDERED_FLOAT64
 
 STEPS, SEGMENT = 21, 8
 

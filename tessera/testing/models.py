@@ -12,15 +12,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tessera.models.forking import fork
 from tessera.models.sizes import state_bytes_per_token
+from tessera.testing import model_gradients
+from tessera.testing.laws import REORDERED_FLOAT32, REORDERED_FLOAT64, laws_in, try_laws
 from tessera.testing.model_case import SEGMENT, STEPS, ModelCase, behind_a_segment, check_close, tokens
-from tessera.testing.model_gradients import (
-    gradients_are_derivatives,
-    gradients_flow_through_a_state,
-    gradients_of,
-    layers_computed_twice_have_the_same_gradients,
-)
-from tessera.testing.tolerances import REORDERED_FLOAT32, REORDERED_FLOAT64
-from tessera.testing.trying import try_laws
+from tessera.testing.model_gradients import gradients_of
 
 LONG = [1, 130, 40, 129]  # more tokens than a block of any implementation has, in parts with other borders
 
@@ -353,27 +348,4 @@ def the_loss_is_that_of_the_logits(case: ModelCase) -> None:
         torch.testing.assert_close(lean.loss / (labels[:, 1:] != -100).sum(), expected)
 
 
-LAWS = {
-    law.__name__: law
-    for law in (
-        parts_are_the_whole,
-        parts_of_a_long_text_are_the_whole,
-        parts_are_the_whole_in_float32,
-        the_future_has_no_influence,
-        documents_do_not_see_each_other,
-        padding_on_the_right_has_no_influence,
-        padding_on_the_left_has_no_influence,
-        padding_between_tokens_has_no_influence,
-        generation_chooses_what_the_whole_says,
-        generation_goes_on_from_a_state,
-        saved_is_loaded,
-        a_state_is_a_value,
-        a_state_grows_as_it_says,
-        gradients_are_derivatives,
-        gradients_flow_through_a_state,
-        layers_computed_twice_have_the_same_gradients,
-        bfloat16_is_near,
-        one_token_is_the_first_of_many,
-        the_loss_is_that_of_the_logits,
-    )
-}
+LAWS = laws_in({**globals(), **vars(model_gradients)}, ModelCase)

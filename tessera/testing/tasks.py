@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.tasks.task import SPLITS, TokenExamples, estimate
-from tessera.testing.trying import try_laws
+from tessera.testing.laws import laws_in, try_laws
 
 COUNT = 24
 # Six standard errors: one check in a billion fails by chance.
@@ -156,4 +156,4 @@ def _first_half(predictions: Any, others: Any) -> Any:
     return torch.cat([predictions[: COUNT // 2], others[COUNT // 2 :]])
 
 
-LAWS = {law.__name__: law for law in (determinism, splits_apart, tokens, oracle, chance)}
+LAWS = laws_in(globals(), TaskCase)
