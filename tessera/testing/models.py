@@ -28,6 +28,20 @@ def check_model(make: Callable[[], PreTrainedModel], **case: Any) -> None:
     try_laws(LAWS, ModelCase(make, **case))
 
 
+def _in_parts(
+    model: PreTrainedModel, ids: Tensor, sizes: list[int], mask: Tensor | None = None, **of_steps: Tensor
+) -> tuple[Tensor, Any]:
+    """The logits of `ids` read in parts, and the last state; `of_steps`: arguments with a number for each step."""
+    past, logits, read = None, [], 0
+    for part, *others in zip(ids.split(sizes, 1), *(values.split(sizes, 1) for values in of_steps.values())):
+        read += part.shape[1]
+        options = {**dict(zip(of_steps, others)), "attention_mask": None if mask is None else mask[:, :read]}
+        output = model(part, past_key_values=past, use_cache=True, **options)
+        past = output.past_key_values
+        logits.append(output.logits)
+    return torch.cat(logits, 1), past
+
+
 @torch.no_grad()
 def parts_are_the_whole(case: ModelCase) -> None:
     """Reading in any parts, down to single tokens, gives the logits of the whole."""
@@ -37,13 +51,8 @@ def parts_are_the_whole(case: ModelCase) -> None:
     ids = tokens(model)
     expected = model(ids).logits
     for sizes in ([1] * STEPS, [7, 1, 8, 1, 4], [20, 1]):
-        past: Any = None
-        logits = []
-        for part in ids.split(sizes, 1):
-            output = model(part, past_key_values=past, use_cache=True)
-            past = output.past_key_values
-            logits.append(output.logits)
-        check_close(torch.cat(logits, 1), expected)
+        logits, past = _in_parts(model, ids, sizes)
+        check_close(logits, expected)
         assert past is not None
         assert past.get_seq_length() == STEPS
     if case.state == "memory_state":
@@ -60,13 +69,8 @@ def parts_of_a_long_text_are_the_whole(case: ModelCase) -> None:
     model = case.build()
     longest = 12 * SEGMENT if case.state == "memory_state" else getattr(model.config, "max_position_embeddings", None)
     ids = tokens(model, 1, min(sum(LONG), longest or sum(LONG)))
-    past: Any = None
-    logits = []
-    for part in ids.split(LONG if ids.shape[1] == sum(LONG) else [1, ids.shape[1] - 1], 1):
-        output = model(part, past_key_values=past, use_cache=True)
-        past = output.past_key_values
-        logits.append(output.logits)
-    check_close(torch.cat(logits, 1), model(ids).logits)
+    sizes = LONG if ids.shape[1] == sum(LONG) else [1, ids.shape[1] - 1]
+    check_close(_in_parts(model, ids, sizes)[0], model(ids).logits)
 
 
 @torch.no_grad()
@@ -76,9 +80,7 @@ def parts_are_the_whole_in_float32(case: ModelCase) -> None:
         return
     model = case.build().float()
     ids = tokens(model)
-    first = model(ids[:, :9], use_cache=True)
-    second = model(ids[:, 9:], past_key_values=first.past_key_values)
-    logits, expected = torch.cat([first.logits, second.logits], 1), model(ids).logits
+    logits, expected = _in_parts(model, ids, [9, STEPS - 9])[0], model(ids).logits
     assert (logits - expected).abs().max() < 10 * REORDERED_FLOAT32 * expected.abs().max()  # sums of some ten layers
 
 
@@ -122,12 +124,7 @@ def documents_do_not_see_each_other(case: ModelCase) -> None:
     losses = [output.loss for row in alone for output in row]
     torch.testing.assert_close(output.loss, sum(n * loss for n, loss in zip(counts, losses)) / sum(counts))
     for sizes in ([5, 3, 1, 12], [1] * STEPS):
-        past, logits = None, []
-        for part, numbers in zip(ids.split(sizes, 1), documents.split(sizes, 1)):
-            output = model(part, document_ids=numbers, past_key_values=past, use_cache=True)
-            past = output.past_key_values
-            logits.append(output.logits)
-        check_close(torch.cat(logits, 1), apart)
+        check_close(_in_parts(model, ids, sizes, document_ids=documents)[0], apart)
     is_first = documents == documents[:, :1]
     model.train()
     logits = []
@@ -188,32 +185,25 @@ def padding_between_tokens_has_no_influence(case: ModelCase) -> None:
     expected = torch.cat([output.logits[0] for output in alone])
     output = model(ids, attention_mask=mask, labels=labels)
     check_close(output.logits[mask.bool()], expected)
-    positions = (mask.cumsum(1) - 1).masked_fill(mask == 0, 1)  # as `generate` makes them
+    positions = _positions(mask)
     check_close(model(ids, attention_mask=mask, position_ids=positions).logits[mask.bool()], expected)
     counts = mask.sum(1) - 1
     torch.testing.assert_close(output.loss, sum(n * row.loss for n, row in zip(counts, alone)) / counts.sum())
     if not case.continues:
         return
     for sizes in ([11, 4, 1, 5], [1] * STEPS):
-        check_close(_in_parts(model, ids, mask, sizes)[mask.bool()], expected)
+        logits, _ = _in_parts(model, ids, sizes, mask, position_ids=positions)
+        check_close(logits[mask.bool()], expected)
     late = torch.ones_like(mask)
     late[1, 11:15] = 0  # of a row that had none so far, a whole part
     alone = model(ids[1:2, late[1].bool()]).logits[0]
-    check_close(_in_parts(model, ids, late, [11, 4, 6])[1, late[1].bool()], alone)
+    logits, _ = _in_parts(model, ids, [11, 4, 6], late, position_ids=_positions(late))
+    check_close(logits[1, late[1].bool()], alone)
 
 
-def _in_parts(model: PreTrainedModel, ids: Tensor, mask: Tensor, sizes: list[int]) -> Tensor:
-    """The logits of `ids` read in parts, with positions as `generate` makes them."""
-    positions = (mask.cumsum(1) - 1).masked_fill(mask == 0, 1)
-    past, logits, read = None, [], 0
-    for part in ids.split(sizes, 1):
-        read += part.shape[1]
-        now = positions[:, read - part.shape[1] : read]
-        inputs = {"attention_mask": mask[:, :read], "position_ids": now, "past_key_values": past}
-        output = model(part, use_cache=True, **inputs)
-        past = output.past_key_values
-        logits.append(output.logits)
-    return torch.cat(logits, 1)
+def _positions(mask: Tensor) -> Tensor:
+    """As `generate` makes them."""
+    return (mask.cumsum(1) - 1).masked_fill(mask == 0, 1)
 
 
 def generation_chooses_what_the_whole_says(case: ModelCase) -> None:
