@@ -1,6 +1,5 @@
 """PRMT: every layer passes its memory tokens' states to the next segment (parallel-memory RMT)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +9,7 @@ from transformers import GenerationMixin
 from tessera.models.recurrence.configuration import SegmentedConfig
 from tessera.models.recurrence.layer_hooks import LayerHooks
 from tessera.models.recurrence.modeling import SegmentedForCausalLM
-from tessera.models.recurrence.segment_runner import LayerModules, MemoryTokens, SegmentMemory
+from tessera.models.recurrence.segment_runner import LayerModules, MemoryTokens
 from tessera.models.recurrence.state import CarriedTokens, MemoryState
 
 RECURRENCES = ("own_layer", "published")
@@ -72,35 +71,6 @@ class ParallelHooks(LayerHooks):
             self.written[index] = CarriedTokens(hidden[:, -self.back :])
 
 
-@dataclass(frozen=True)
-class PRMTMemory(SegmentMemory[PRMTState, ParallelHooks]):
-    """Every layer's outputs at the memory tokens go to itself in the next segment (see `PRMTConfig.recurrence`)."""
-
-    tokens: Sequence[MemoryTokens]
-    recurrence: str
-    at_front = True
-    is_carried = True
-
-    def empty(self, batch: int) -> PRMTState:
-        """Every layer's learned memory tokens."""
-        counts = torch.zeros(batch, dtype=torch.long, device=self.tokens[0].tokens.device)
-        return PRMTState(tuple(CarriedTokens(tokens(batch)) for tokens in self.tokens), counts, counts)
-
-    def embeddings(self, state: PRMTState) -> Tensor:
-        """Overwritten before the first layer; only the shape matters."""
-        return state.layers[0].tokens
-
-    def hooks(self, state: PRMTState, is_empty: bool, front: int, back: int) -> ParallelHooks:
-        """See `ParallelHooks`."""
-        return ParallelHooks(state.layers, front, back)
-
-    def next_layers(self, hooks: ParallelHooks, state: PRMTState) -> list[CarriedTokens]:
-        """What the layers wrote."""
-        if self.recurrence == "published":
-            return [*state.layers[1:], hooks.written[-1]]
-        return hooks.written
-
-
 class PRMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
     """RMT with layerwise memory (ARMT paper, appendix B.2): segments are [memory, tokens, memory] in every layer.
 
@@ -110,7 +80,8 @@ class PRMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
 
     config_class = PRMTConfig
     state_class = PRMTState
-    memory_class = PRMTMemory
+    at_front = True
+    is_carried = True
 
     def _add_memory(self, config: PRMTConfig) -> None:
         weight = self.get_input_embeddings().weight
@@ -119,5 +90,16 @@ class PRMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
             for _ in range(config.num_hidden_layers)
         )
 
-    def _memory(self) -> SegmentMemory:
-        return PRMTMemory(self.memory_tokens.in_order(), self.config.recurrence)
+    def unread_layers(self, batch: int) -> list[CarriedTokens]:
+        """Every layer's learned memory tokens."""
+        return [CarriedTokens(tokens(batch)) for tokens in self.memory_tokens.in_order()]
+
+    def hooks(self, state: PRMTState, is_empty: bool, front: int, back: int, openings: object) -> ParallelHooks:
+        """See `ParallelHooks`."""
+        return ParallelHooks(state.layers, front, back)
+
+    def next_layers(self, hooks: ParallelHooks, state: PRMTState) -> list[CarriedTokens]:
+        """Every layer's outputs at the memory tokens go to itself (see `PRMTConfig.recurrence`)."""
+        if self.config.recurrence == "published":
+            return [*state.layers[1:], hooks.written[-1]]
+        return hooks.written

@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from transformers import GenerationMixin
 
 from tessera.models.recurrence.configuration import SegmentedConfig
 from tessera.models.recurrence.layer_hooks import LayerHooks
 from tessera.models.recurrence.modeling import SegmentedForCausalLM
-from tessera.models.recurrence.segment_runner import MemoryTokens, SegmentMemory
+from tessera.models.recurrence.segment_runner import MemoryTokens
 from tessera.models.recurrence.state import CarriedTokens, MemoryState
 
 
@@ -33,33 +32,6 @@ class RMTState(MemoryState):
         return self.layers[0].tokens
 
 
-@dataclass(frozen=True)
-class RMTMemory(SegmentMemory[RMTState, LayerHooks]):
-    """The memory tokens' last hidden states become the next segment's memory tokens; `tokens` are the first ones."""
-
-    tokens: MemoryTokens
-    at_front = True
-    is_carried = True
-
-    def empty(self, batch: int) -> RMTState:
-        """The learned memory tokens."""
-        counts = torch.zeros(batch, dtype=torch.long, device=self.tokens.tokens.device)
-        return RMTState((CarriedTokens(self.tokens(batch)),), counts, counts)
-
-    def embeddings(self, state: RMTState) -> Tensor:
-        """The carried tokens."""
-        return state.memory_tokens
-
-    def hooks(self, state: RMTState, is_empty: bool, front: int, back: int) -> LayerHooks:
-        """None around single layers."""
-        return LayerHooks(front, back)
-
-    def next_layers(self, hooks: LayerHooks, state: RMTState) -> list[CarriedTokens]:
-        """The last hidden states at the last memory tokens."""
-        assert hooks.last_hidden is not None, "the call is done"
-        return [CarriedTokens(hooks.last_hidden[:, -hooks.back :])]
-
-
 class RMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
     """Recurrent Memory Transformer (Bulatov et al. 2022, arXiv:2207.06881): a segment is [memory, tokens, memory].
 
@@ -69,10 +41,17 @@ class RMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
 
     config_class = RMTConfig
     state_class = RMTState
-    memory_class = RMTMemory
+    at_front = True
+    is_carried = True
 
     def _add_memory(self, config: RMTConfig) -> None:
         self.memory_tokens = MemoryTokens(config.num_memory_tokens, self.get_input_embeddings().weight)
 
-    def _memory(self) -> SegmentMemory:
-        return RMTMemory(self.memory_tokens)
+    def unread_layers(self, batch: int) -> list[CarriedTokens]:
+        """The learned memory tokens."""
+        return [CarriedTokens(self.memory_tokens(batch))]
+
+    def next_layers(self, hooks: LayerHooks, state: RMTState) -> list[CarriedTokens]:
+        """The last hidden states at the last memory tokens."""
+        assert hooks.last_hidden is not None, "the call is done"
+        return [CarriedTokens(hooks.last_hidden[:, -hooks.back :])]

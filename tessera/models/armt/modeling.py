@@ -13,7 +13,7 @@ from tessera.memories.association import AssociationMemory, AssociationState, Op
 from tessera.models.recurrence.configuration import SegmentedConfig
 from tessera.models.recurrence.layer_hooks import LayerHooks
 from tessera.models.recurrence.modeling import SegmentedForCausalLM
-from tessera.models.recurrence.segment_runner import LayerModules, MemoryTokens, SegmentMemory
+from tessera.models.recurrence.segment_runner import LayerModules, MemoryTokens
 from tessera.models.recurrence.state import MemoryState
 from tessera.ops.association_matrix import UPDATE_ORDERS
 
@@ -123,43 +123,6 @@ class AssociationHooks(LayerHooks):
             self.written[index] = self.memories[index].write(tokens, state, self.openings)
 
 
-@dataclass(frozen=True)
-class ARMTMemory(SegmentMemory[ARMTState, AssociationHooks]):
-    """One association matrix per layer (`memories`), written by the same learned `tokens` in every segment.
-
-    Attributes:
-        gate_penalty: see `ARMTConfig`. openings: of what was written by this instance; None: nobody asks.
-    """
-
-    is_shared = True
-
-    memories: Sequence[AssociationMemory]
-    tokens: MemoryTokens
-    gate_penalty: float = 0.0
-    openings: Openings | None = None
-
-    def empty(self, batch: int) -> ARMTState:
-        """A = 0, z = 0."""
-        counts = torch.zeros(batch, dtype=torch.long, device=self.tokens.tokens.device)
-        return ARMTState(tuple(memory.empty_state(batch) for memory in self.memories), counts, counts)
-
-    def embeddings(self, state: ARMTState) -> Tensor:
-        """The learned memory tokens."""
-        return self.tokens(state.batch_size)
-
-    def hooks(self, state: ARMTState, is_empty: bool, front: int, back: int) -> AssociationHooks:
-        """See `AssociationHooks`."""
-        return AssociationHooks(self.memories, state.layers, is_empty, back, self.openings)
-
-    def next_layers(self, hooks: AssociationHooks, state: ARMTState) -> list[AssociationState]:
-        """What the layers wrote."""
-        return hooks.written
-
-    def penalty(self) -> Tensor | None:
-        """`gate_penalty` times the mean opening."""
-        return None if self.openings is None else self.openings.charge(self.gate_penalty)
-
-
 class ARMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
     """Associative Recurrent Memory Transformer: memory tokens at the end of each segment, written layer by layer.
 
@@ -171,7 +134,7 @@ class ARMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
 
     config_class = ARMTConfig
     state_class = ARMTState
-    memory_class = ARMTMemory
+    is_shared = True
     memory_modules = ("memories", "memory_tokens")
 
     def _add_memory(self, config: ARMTConfig) -> None:
@@ -212,6 +175,20 @@ class ARMTForCausalLM(SegmentedForCausalLM, GenerationMixin):
         size, tokens = config.segment_size, config.num_memory_tokens
         return config.num_hidden_layers * (reading * (size + tokens) + writing * tokens) // size
 
-    def _memory(self) -> SegmentMemory:
-        memories, penalty = self.memories.in_order(), self.config.gate_penalty
-        return ARMTMemory(memories, self.memory_tokens, penalty, Openings() if penalty else None)
+    def unread_layers(self, batch: int) -> list[AssociationState]:
+        """A = 0, z = 0."""
+        return [memory.empty_state(batch) for memory in self.memories.in_order()]
+
+    def new_openings(self) -> Openings | None:
+        """See `ARMTConfig`, gate_penalty."""
+        return Openings() if self.config.gate_penalty else None
+
+    def hooks(
+        self, state: ARMTState, is_empty: bool, front: int, back: int, openings: Openings | None
+    ) -> AssociationHooks:
+        """See `AssociationHooks`."""
+        return AssociationHooks(self.memories.in_order(), state.layers, is_empty, back, openings)
+
+    def next_layers(self, hooks: AssociationHooks, state: ARMTState) -> list[AssociationState]:
+        """What the layers wrote."""
+        return hooks.written

@@ -2,6 +2,7 @@
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -12,6 +13,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tessera.base.devices import is_exporting
 from tessera.base.errors import expect
+from tessera.base.state import State
+from tessera.memories.association import Openings
 from tessera.models.adapters import adapter_names
 from tessera.models.drafted_generation import DraftedGeneration
 from tessera.models.fingerprint import Fingerprint, expect_same_model
@@ -43,7 +46,7 @@ from tessera.models.recurrence.base_model import (
 from tessera.models.recurrence.cache import SegmentCache
 from tessera.models.recurrence.collector import Collector, SegmentedOutput
 from tessera.models.recurrence.configuration import SegmentedConfig
-from tessera.models.recurrence.layer_hooks import keep_last_hidden, leave_out_unneeded, wrap_layers
+from tessera.models.recurrence.layer_hooks import LayerHooks, keep_last_hidden, leave_out_unneeded, wrap_layers
 from tessera.models.recurrence.segment_loss import (
     SegmentLoss,
     balancing_weight,
@@ -51,7 +54,7 @@ from tessera.models.recurrence.segment_loss import (
     plain_lm_head,
     shifted_targets,
 )
-from tessera.models.recurrence.segment_runner import MemoryTokens, SegmentMemory, SegmentRunner
+from tessera.models.recurrence.segment_runner import MemoryTokens, SegmentRunner
 from tessera.models.recurrence.segmented_input import SegmentedInput
 from tessera.models.recurrence.state import MemoryState
 from tessera.models.saving.beside_weights import SavesWithCode
@@ -86,11 +89,16 @@ class SegmentedPreTrainedModel(SavesWithCode):
 class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
     """A base model read segment by segment.
 
-    Subclasses make the memory's parameters and say what it does with them (`_add_memory`, `_memory`), and inherit from
-    `GenerationMixin` themselves: transformers looks for it in every class on its own.
+    Subclasses make the memory's parameters (`_add_memory`), say what is done with them (`unread`, `hooks`,
+    `next_layers`), and inherit from `GenerationMixin` themselves: transformers looks for it in every class on its own.
     """
 
-    memory_class: type[SegmentMemory]
+    state_class: type[MemoryState]
+    at_front = False  # whether memory tokens stand at the start of a segment too
+    is_carried = False  # whether outputs of layers become memory tokens
+    # Whether a segment that stays open can be read after a state of fewer rows than the text has, of which each serves
+    # as many consecutive rows.
+    is_shared = False
     memory_modules: tuple[str, ...] = ("memory_tokens",)  # what an adapter of PEFT must train and save too
 
     def __init__(self, config: SegmentedConfig, base: PreTrainedModel | None = None):
@@ -101,12 +109,12 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
             base = AutoModelForCausalLM.from_config(config.base_config, trust_remote_code=False)
         # A base that is refused is left as it was.
         back = config.num_memory_tokens
-        front, where = back if self.memory_class.at_front else 0, type(self).__name__
+        front, where = back if self.at_front else 0, type(self).__name__
         layers = layer_list(base, config.layers_path)
         expect_positions(base, config.segment_size, front, back, config.own_memory_positions)
         expect_base(base, layers, where)
         embeddings = base.get_input_embeddings()
-        is_narrow = self.memory_class.is_carried and embeddings.weight.shape[1] != config.hidden_size
+        is_narrow = self.is_carried and embeddings.weight.shape[1] != config.hidden_size
         expect(not is_narrow, where, "the model", "have embeddings as wide as its layers", type(base).__name__)
         if not is_new:
             for module in base.modules():  # post_init must not draw a trained base anew
@@ -123,7 +131,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         fuse_activations(base)
         for decoder in {base.base_model, base.get_decoder()}:  # OPT's head reads what stands inside its base model
             decoder.register_forward_hook(keep_last_hidden)
-        self._first_position, self._is_tried = first_position(base) if takes_positions(base) else None, False
+        self.first_position, self._is_tried = first_position(base) if takes_positions(base) else None, False
         self._fingerprint = Fingerprint()
         self._add_memory(config)
         self.post_init()
@@ -138,8 +146,24 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         """Make the parameters that the memory needs."""
 
     @abstractmethod
-    def _memory(self) -> SegmentMemory:
-        """The memory with its present parameters."""
+    def unread_layers(self, batch: int) -> Sequence[State]:
+        """`MemoryState.layers` of `batch` rows before anything was read."""
+
+    def memory_embeddings(self, state: Any) -> Tensor:
+        """What the memory tokens of a segment are made of, (B, M, hidden): the carried or the learned ones."""
+        return state.layers[0].tokens if self.is_carried else self.memory_tokens(state.batch_size)
+
+    def new_openings(self) -> Openings | None:
+        """What counts how much of a text is written, where the model's own loss charges for it."""
+        return None
+
+    def hooks(self, state: Any, is_empty: bool, front: int, back: int, openings: Openings | None) -> LayerHooks:
+        """What happens around the layers; `is_empty`: nothing was read yet."""
+        return LayerHooks(front, back)
+
+    @abstractmethod
+    def next_layers(self, hooks: Any, state: Any) -> Sequence[State]:
+        """The new `MemoryState.layers` after a call that closed a segment."""
 
     def get_output_embeddings(self) -> nn.Module:
         """The base model's, as those of its input, which transformers finds by `base_model`."""
@@ -197,12 +221,16 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
 
     def segment_runner(self, is_new: bool = True) -> SegmentRunner:
         """What reads segments with the present modules; `is_new`: a text begins."""
-        model = self._fingerprint.of(self, is_new)
-        return SegmentRunner(self.base, self._memory(), self.config, self._first_position, model)
+        return SegmentRunner(self, self._fingerprint.of(self, is_new))
+
+    def unread(self, batch: int) -> MemoryState:
+        """The memory of `batch` rows before anything was read, without the fingerprint of its model."""
+        counts = torch.zeros(batch, dtype=torch.long, device=next(self.memory_tokens.parameters()).device)
+        return self.state_class(tuple(self.unread_layers(batch)), counts, counts)
 
     def empty_memory(self, batch: int) -> MemoryState:
         """The memory of `batch` rows before anything was read."""
-        return replace(self._memory().empty(batch), model=self._fingerprint.of(self, True))
+        return replace(self.unread(batch), model=self._fingerprint.of(self, True))
 
     @checks_types
     def forward(
@@ -280,7 +308,8 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         runner = self.segment_runner(cache is None)
         options = {"use_cache": use_cache, "extend_segment": extend_segment, "keep_states": output_segment_states}
         reading = runner.read(text, collector, state, cache, **options)
-        value, penalty = None, runner.memory.penalty()
+        value, openings = None, runner.openings
+        penalty = None if openings is None else openings.charge(config.gate_penalty)
         if loss is not None:
             value = counted_as_used(loss.value(num_items_in_batch), self.memory_parameters())
             if penalty is not None:
@@ -309,7 +338,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
 
     def flops_per_token(self, context: int) -> int:
         """Of the last token of a segment: the base, its share of the memory tokens' cost, and the memory's own part."""
-        size, front = self.config.segment_size, self._memory().at_front * self.config.num_memory_tokens
+        size, front = self.config.segment_size, self.at_front * self.config.num_memory_tokens
         positions = size + front + self.config.num_memory_tokens
         base = flops_per_token(self.config.base_config, min(context, size) + front)
         read_out: Any = self.get_output_embeddings()

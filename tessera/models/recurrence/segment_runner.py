@@ -1,25 +1,24 @@
 """Reading a text: one loop over its segments, each a call of the base model with a memory around its layers."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from tessera.base.errors import TesseraError, expect
-from tessera.base.state import State
 from tessera.models.forking import fitting
 from tessera.models.recurrence.base_model import computes_twice, expect_as_many_calls, position_table, skips_padding
 from tessera.models.recurrence.cache import OpenSegment, SegmentCache, remembering
 from tessera.models.recurrence.collector import Collector, Seen, SegmentResult
-from tessera.models.recurrence.configuration import SegmentedConfig
 from tessera.models.recurrence.layer_hooks import LayerHooks
 from tessera.models.recurrence.segmented_input import SegmentedInput, Span
 from tessera.models.recurrence.state import MemoryState, RowMemories
+
+if TYPE_CHECKING:
+    from tessera.models.recurrence.modeling import SegmentedForCausalLM
 
 
 @dataclass(frozen=True)
@@ -88,45 +87,6 @@ class LayerModules(nn.Module):
         return len(self.in_order())
 
 
-MemoryT = TypeVar("MemoryT", bound=MemoryState)
-HooksT = TypeVar("HooksT", bound=LayerHooks)
-
-
-class SegmentMemory(ABC, Generic[MemoryT, HooksT]):
-    """What a model carries from segment to segment, as the runner needs it.
-
-    Attributes:
-        at_front: whether memory tokens stand at the start of a segment too.
-        is_shared: whether a segment that stays open can be read after a state of fewer rows than the text has, of
-            which each serves as many consecutive rows.
-        is_carried: whether outputs of layers become memory tokens.
-    """
-
-    at_front: bool = False
-    is_carried: bool = False
-    is_shared: bool = False
-
-    @abstractmethod
-    def empty(self, batch: int) -> MemoryT:
-        """The memory before anything was read."""
-
-    @abstractmethod
-    def embeddings(self, state: MemoryT) -> Tensor:
-        """What the memory tokens of a segment are made of, (B, M, hidden)."""
-
-    @abstractmethod
-    def hooks(self, state: MemoryT, is_empty: bool, front: int, back: int) -> HooksT:
-        """What happens around the layers; `is_empty`: nothing was read yet."""
-
-    @abstractmethod
-    def next_layers(self, hooks: HooksT, state: MemoryT) -> Sequence[State]:
-        """The new `MemoryState.layers` after a call that closed a segment."""
-
-    def penalty(self) -> Tensor | None:
-        """What the model's own loss charges for what was written so far; None: nothing."""
-        return None
-
-
 class Reading(NamedTuple):
     """What a text left: the memory after the last closed segments, the open ones, the memory after every segment."""
 
@@ -136,26 +96,16 @@ class Reading(NamedTuple):
 
 
 class SegmentRunner:
-    """Reads a text by calls of `base` with `memory`. It holds references alone and is made anew for each text.
+    """Reads a text by calls of the base of `model`. It holds references alone and is made anew for each text."""
 
-    `first_position`: what the base's `position_ids` begin with; None: it counts by itself.
-    """
-
-    def __init__(
-        self,
-        base: PreTrainedModel,
-        memory: SegmentMemory,
-        config: SegmentedConfig,
-        first_position: int | None,
-        model: str | None,
-    ):
-        self.model = model  # fingerprint
-        self.base, self.memory, self.config = base, memory, config
-        self.front = config.num_memory_tokens if memory.at_front else 0
-        self.first_position = first_position
-        positions = self.front + config.segment_size + config.num_memory_tokens
+    def __init__(self, model: "SegmentedForCausalLM", fingerprint: str | None):
+        self.model, self.base, self.config, self.fingerprint = model, model.base, model.config, fingerprint
+        self.openings = model.new_openings()
+        self.front = self.config.num_memory_tokens if model.at_front else 0
+        self.first_position = model.first_position
+        positions = self.front + self.config.segment_size + self.config.num_memory_tokens
         # Whether rows of different lengths can be one batch.
-        self.joins_rows = first_position is not None and skips_padding(base, positions)
+        self.joins_rows = self.first_position is not None and skips_padding(self.base, positions)
 
     def read(
         self,
@@ -196,12 +146,12 @@ class SegmentRunner:
                     open_groups.append((span.rows, OpenSegment(result.memory, kept, *sizes)))
                 memories.put(span.rows, result.memory and result.memory.detach_rows(is_cut))
             if keep_states and any(span.close for span in spans):  # all of them in memory at once
-                states.append(memories.all(self.memory.empty))
+                states.append(memories.all(self.model.unread))
         total = text.shape[1] + (0 if cache is None else cache.total)
-        after = SegmentCache(tuple(open_groups), total, self.model) if use_cache else None
-        end = memories.all(self.memory.empty)
-        known = tuple(replace(state, model=self.model) for state in states if state)
-        return Reading(end and replace(end, model=self.model), after, known)
+        after = SegmentCache(tuple(open_groups), total, self.fingerprint) if use_cache else None
+        end = memories.all(self.model.unread)
+        known = tuple(replace(state, model=self.fingerprint) for state in states if state)
+        return Reading(end and replace(end, model=self.fingerprint), after, known)
 
     def _segment(self, text: SegmentedInput, span: Span, before: OpenSegment | None, collector: Collector) -> Segment:
         embeddings, visible, read = text.embeddings(span), text.visible(span), 0
@@ -226,17 +176,17 @@ class SegmentRunner:
     def run(self, segment: Segment, state: MemoryState | None) -> SegmentResult:
         """Read `segment` after the memory `state` (None: nothing was read), whose rows may serve several each."""
         is_empty, rows = state is None, segment.embeddings.shape[0]
-        state = self.memory.empty(rows) if state is None else state.to(segment.embeddings.device)
-        if segment.close or not self.memory.is_shared:
+        state = self.model.unread(rows) if state is None else state.to(segment.embeddings.device)
+        if segment.close or not self.model.is_shared:
             state = state.for_batch(rows)
         front = self.front if segment.cache is None else 0
         back = self.config.num_memory_tokens if segment.close else 0
-        hooks = self.memory.hooks(state, is_empty, front, back)
+        hooks = self.model.hooks(state, is_empty, front, back, self.openings)
         if back and segment.needed == "nothing" and not segment.hidden_states and not torch.is_grad_enabled():
             hooks.needed = back  # with gradients, a checkpointed layer is computed again without its hooks
         if segment.hidden_states:
             hooks.inputs = []
-        tokens = self.memory.embeddings(state).to(segment.embeddings) if front or back else None
+        tokens = self.model.memory_embeddings(state).to(segment.embeddings) if front or back else None
         parts = [tokens if front else None, segment.embeddings, tokens if back else None]
         output = self.call_base(torch.cat([part for part in parts if part is not None], 1), segment, hooks)
         ordinary, seen = slice(front, front + segment.steps), {"balance": output.get("aux_loss")}
@@ -254,7 +204,7 @@ class SegmentRunner:
             seen["attentions"] = self._attentions(output, segment, ordinary)
         if segment.close:
             read = segment.before + segment.steps if segment.lengths is None else segment.lengths
-            memory = state.after(self.memory.next_layers(hooks, state), read)
+            memory = state.after(self.model.next_layers(hooks, state), read)
             return SegmentResult(needed, memory, **seen)
         if output.get("past_key_values") is None:
             base = type(self.base).__name__

@@ -77,7 +77,7 @@ def read_streams(
             text = SegmentedInput(tokens, embed, (0,) * len(rows), lengths)
             memories.put(rows, runner.read(text, Collector(text, None), memories.take(rows)).memory)
             bar.update(sum(lengths))
-    return memories.all(runner.memory.empty) or state
+    return memories.all(model.unread) or state
 
 
 def progress_bar(shown: bool, total: int | None) -> tqdm:

@@ -199,7 +199,7 @@ def test_retained_gradients_of_several_segments(kind, padding):
         loss.backward(retain_graph=True)
         close(hidden[0].grad * mask[..., None], embeddings.grad * mask[..., None])
         assert all(bool((tensor.grad[mask.bool()].abs().amax(-1) > 0).all()) for tensor in hidden)
-        first = slice(len(model._memory().embeddings(model.empty_memory(1))[0]) * model.memory_class.at_front, None)
+        first = slice(model.config.num_memory_tokens * model.at_front, None)
         if not padding:
             close(seen.grad[:, :, :8, :8], weights[0].grad[:, :, first, first][:, :, :8, :8])
 
