@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -34,11 +34,20 @@ def apart(state: Any) -> Any:
     return copy.deepcopy(state, {id(tensor): tensor.clone() for tensor in state_tensors(state) if not tensor.is_leaf})
 
 
-def refuse_to_crop(state: object, maximum_length: int) -> None:
-    """What transformers asks of the state of a drafting model where a guess was wrong: no value changes in place."""
-    advice = "Keep the state from before; an assistant_model must be one of transformers."
-    got = "one of this library, which is a value"
-    expect(False, type(state).__name__, "what is cropped", "be a cache of transformers", got, advice)
+class PastValue:
+    """What transformers asks of `past_key_values`, where it is a value; `length`: steps read so far."""
+
+    is_compileable: ClassVar[bool] = False
+
+    def get_seq_length(self: Any, layer_idx: int = 0) -> int:
+        """Steps read so far, padding included."""
+        return self.length
+
+    def crop(self, maximum_length: int) -> None:
+        """Of the state of a drafting model, where a guess was wrong: refused, no value changes in place."""
+        advice = "Keep the state from before; an assistant_model must be one of transformers."
+        got = "one of this library, which is a value"
+        expect(False, type(self).__name__, "what is cropped", "be a cache of transformers", got, advice)
 
 
 def fitting(cache: Any, weight: Tensor) -> Any:

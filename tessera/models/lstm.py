@@ -1,7 +1,7 @@
 """The recurrent baseline: a stacked LSTM language model."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from tessera.base.errors import TesseraError, expect
 from tessera.base.state import State
 from tessera.models.drafted_generation import DraftedGeneration
 from tessera.models.fingerprint import Fingerprint, expect_same_model
-from tessera.models.forking import refuse_to_crop
+from tessera.models.forking import PastValue
 from tessera.models.forward_arguments import (
     check_labels,
     checks_types,
@@ -68,20 +68,13 @@ class LSTMConfig(StrictConfig):
 
 
 @dataclass(frozen=True)
-class LSTMState(State):
+class LSTMState(State, PastValue):
     """Hidden and cell states (B, layers, hidden) after `length` steps of the model with the fingerprint `model`."""
 
     hidden: Tensor
     cell: Tensor
     length: int
     model: str | None = None
-    is_compileable: ClassVar[bool] = False  # what transformers asks of a cache given to `generate`
-
-    crop = refuse_to_crop
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Steps read (the name transformers asks for)."""
-        return self.length
 
 
 class LSTMPreTrainedModel(SavesWithCode):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -11,13 +11,13 @@ from tessera.base.errors import expect
 from tessera.base.state import State, first_tensor
 from tessera.memories.pair_memory import PairMemoryState
 from tessera.models.fingerprint import expect_same_model
-from tessera.models.forking import refuse_to_crop
+from tessera.models.forking import PastValue
 from tessera.models.forward_arguments import demand, expect_rows, new_steps
 from tessera.models.padded_rows import in_order, padding_first
 
 
 @dataclass(frozen=True)
-class StackState(State):
+class StackState(State, PastValue):
     """The states of all layers after `length` steps: what `past_key_values` is for these models.
 
     Attributes:
@@ -30,7 +30,6 @@ class StackState(State):
     length: int
     document: Tensor | None = None
     model: str | None = None
-    is_compileable: ClassVar[bool] = False  # what transformers asks of a cache given to `generate`
 
     def fitting(self, where: str, model: str | None, hidden: Tensor) -> Self:
         """This state, on the device of `hidden` (B, T, hidden). Layers cast what has another dtype than theirs.
@@ -56,22 +55,15 @@ class StackState(State):
             memories.append((stores[-1].pairs.keys, stores[-1].pairs.values))
         return memories
 
-    crop = refuse_to_crop
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Steps read so far, padding included (the name transformers asks for)."""
-        return self.length
-
 
 @dataclass(frozen=True)
-class Prefix(State):
+class Prefix(State, PastValue):
     """One (keys, values), each (B, H, N, width), for every layer: N pairs that were stored before a text begins.
 
     That is what PEFT's prefix tuning and its Cartridges learn.
     """
 
     layers: tuple[tuple[Tensor, Tensor], ...]
-    is_compileable: ClassVar[bool] = False  # as of `StackState`
 
     @classmethod
     def of(cls, layers: Sequence[Tensor]) -> Self:
@@ -88,10 +80,6 @@ class Prefix(State):
         """0: that of the text behind it (B, 1)."""
         keys = self.layers[0][0]
         return torch.zeros(keys.shape[0], 1, dtype=torch.long, device=keys.device)
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """N (the name transformers asks for)."""
-        return self.length
 
     def state(self, where: str, layers: Iterable[Any]) -> StackState:
         """What a stack of these layers goes on from. Raises `TesseraError` where it has no pairs, or of other sizes."""

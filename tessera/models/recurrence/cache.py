@@ -3,7 +3,7 @@
 import copy
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from tessera.base.errors import TesseraError, expect
 from tessera.base.state import CLASSES, State
-from tessera.models.forking import apart, refuse_to_crop
+from tessera.models.forking import PastValue, apart
 from tessera.models.recurrence.state import MemoryState
 
 _NOT_CUT = (AttributeError, RuntimeError, ValueError)  # what caches raise that cannot be cut back
@@ -84,7 +84,7 @@ class OpenSegment:
 
 
 @dataclass(frozen=True)
-class SegmentCache:
+class SegmentCache(PastValue):
     """A text read up to somewhere inside a segment: for each set of rows that are equally far, their open segment.
 
     Attributes:
@@ -95,17 +95,14 @@ class SegmentCache:
     groups: tuple[tuple[tuple[int, ...], OpenSegment], ...]
     total: int
     model: str | None = None
-    is_compileable: ClassVar[bool] = False  # what transformers asks of a cache given to `generate`
 
     @property
     def batch_size(self) -> int:
         """Number of rows."""
         return sum(len(rows) for rows, _ in self.groups)
 
-    crop = refuse_to_crop
-
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens read (the name transformers asks for)."""
+        """Tokens read."""
         return self.total
 
     def take_back(self) -> None:
