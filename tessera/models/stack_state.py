@@ -18,18 +18,12 @@ from tessera.models.padded_rows import in_order, padding_first
 
 @dataclass(frozen=True)
 class StackState(State, PastValue):
-    """The states of all layers after `length` steps: what `past_key_values` is for these models.
-
-    Attributes:
-        document: of the last step that is no padding (B, 1); None while nothing distinguishes the steps.
-        model: the fingerprint of the model that made it (see `fingerprint`); None where it is not known, as behind a
-            compiled or exported program.
-    """
+    """The states of all layers after `length` steps: what `past_key_values` is for these models."""
 
     layers: tuple[State, ...]
     length: int
-    document: Tensor | None = None
-    model: str | None = None
+    document: Tensor | None = None  # of the last step that is no padding (B, 1); None: nothing distinguishes the steps
+    model: str | None = None  # its fingerprint; None: not known, as behind a compiled or exported program
 
     def fitting(self, where: str, model: str | None, hidden: Tensor) -> Self:
         """This state, on the device of `hidden` (B, T, hidden). Layers cast what has another dtype than theirs.

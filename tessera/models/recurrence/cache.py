@@ -19,22 +19,15 @@ _NOT_CUT = (AttributeError, RuntimeError, ValueError)  # what caches raise that 
 
 @dataclass(frozen=True)
 class OpenSegment:
-    """Rows that are equally far in a segment.
+    """Rows that are equally far in a segment."""
 
-    Attributes:
-        memory: after the last closed segment; None while none is closed and no memory was given. One that was given may
-            have fewer rows than the text: each serves as many consecutive ones.
-        attention: the base model's own cache of the segment. A call that goes on from here extends it in place; `again`
-            gives it as it was. attention_length: its positions when this was made.
-        length: ordinary tokens in the segment. visible: booleans (B, length), or None when no position is hidden.
-        batch_size: number of rows.
-    """
-
+    # After the last closed segment; None while none is closed and no memory was given. One that was given may have
+    # fewer rows than the text: each serves as many consecutive ones.
     memory: MemoryState | None
-    attention: Any
-    attention_length: int
-    length: int
-    visible: Tensor | None
+    attention: Any  # the base's own cache of the segment, which a call extends in place; `again` gives it as it was
+    attention_length: int  # its positions when this was made
+    length: int  # ordinary tokens in the segment
+    visible: Tensor | None  # booleans (B, length); None when no position is hidden
     batch_size: int
 
     def again(self) -> Any:
@@ -85,16 +78,11 @@ class OpenSegment:
 
 @dataclass(frozen=True)
 class SegmentCache(PastValue):
-    """A text read up to somewhere inside a segment: for each set of rows that are equally far, their open segment.
+    """A text read up to somewhere inside a segment: for each set of rows that are equally far, their open segment."""
 
-    Attributes:
-        groups: row numbers and their segment. total: length of the text, with its padding, since this cache began.
-        model: the fingerprint of the model that it is of.
-    """
-
-    groups: tuple[tuple[tuple[int, ...], OpenSegment], ...]
-    total: int
-    model: str | None = None
+    groups: tuple[tuple[tuple[int, ...], OpenSegment], ...]  # row numbers and their segment
+    total: int  # length of the text, with its padding, since this cache began
+    model: str | None = None  # the fingerprint of the model that it is of
 
     @property
     def batch_size(self) -> int:

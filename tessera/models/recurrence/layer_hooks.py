@@ -20,20 +20,16 @@ _CURRENT: ContextVar["LayerHooks | None"] = ContextVar("tessera_layer_hooks", de
 class LayerHooks:
     """One call of the base model: what happens before and after each layer. These change nothing.
 
-    Attributes:
-        front, back: how many memory tokens stand at the start and at the end of the sequence of this call.
-        last_hidden: the input of the base model's head (after the final norm), once the call is done.
-        needed: how many positions at the end are needed of the last layer, whose feed-forward network leaves out the
-            others; None: all.
-        inputs: the ordinary tokens' hidden states before each layer, for whom they are kept; None: for nobody. What
-            follows is computed from these very tensors, so that they have gradients.
+    `front`, `back`: how many memory tokens stand at the start and at the end of the sequence of this call.
     """
 
     def __init__(self, front: int = 0, back: int = 0):
         self.front, self.back = front, back
-        self.last_hidden: Tensor | None = None
-        self.needed: int | None = None
+        self.last_hidden: Tensor | None = None  # the input of the base's head, once the call is done
+        self.needed: int | None = None  # positions at the end for which the last layer's network runs; None: all
         self.left_out = 0
+        # The ordinary tokens before each layer, where they are kept. What follows is computed from these very tensors,
+        # so that they have gradients.
         self.inputs: list[Tensor] | None = None
 
     def before(self, index: int, hidden: Tensor) -> Tensor:

@@ -23,24 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Segment:
-    """A segment, or the part of one that a call of the base model reads.
+    """A segment, or the part of one that a call of the base model reads."""
 
-    Attributes:
-        embeddings: (B, n, hidden) of its ordinary tokens, n >= 0. before: how many of the segment were read already.
-        close: whether the segment ends here, so that its memory tokens follow; else the base's cache is returned.
-        cache: the base's cache of the part before. visible: booleans (B, before + n) or None. lengths: how many tokens
-            of the segment each row has (B,), or None for all. needed: what of the ordinary tokens: "logits", "hidden"
-            (the input of the head), or "nothing". hidden_states, attentions: whether these of each layer are returned.
-    """
-
-    embeddings: Tensor
-    before: int = 0
-    close: bool = True
-    cache: object = None
-    visible: Tensor | None = None
-    lengths: Tensor | None = None
-    needed: str = "logits"
-    hidden_states: bool = False
+    embeddings: Tensor  # (B, n, hidden) of its ordinary tokens, n >= 0
+    before: int = 0  # how many of the segment were read already
+    close: bool = True  # whether the segment ends here, so that its memory tokens follow; else the cache is returned
+    cache: object = None  # the base's, of the part before
+    visible: Tensor | None = None  # booleans (B, before + n); None: all
+    lengths: Tensor | None = None  # how many tokens of the segment each row has (B,); None: all
+    needed: str = "logits"  # what of the ordinary tokens: "logits", "hidden" (the input of the head), or "nothing"
+    hidden_states: bool = False  # whether these of each layer are returned
     attentions: bool = False
 
     @property

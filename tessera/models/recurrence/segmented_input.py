@@ -62,20 +62,14 @@ def random_segments(
 
 @dataclass(frozen=True)
 class Span:
-    """The next segment, or part of one, of the rows that are read together.
+    """The next segment, or part of one, of the rows that are read together."""
 
-    Attributes:
-        rows: their numbers, ascending. starts: where it begins in each of them. lengths: how many tokens it has there.
-        following: how many segments follow in each. close: whether the segment ends here. is_all: whether these are all
-            rows of the text, and the span has the same place in each.
-    """
-
-    rows: tuple[int, ...]
-    starts: tuple[int, ...]
-    lengths: tuple[int, ...]
-    following: tuple[int, ...]
-    close: bool
-    is_all: bool
+    rows: tuple[int, ...]  # their numbers, ascending
+    starts: tuple[int, ...]  # where it begins in each of them
+    lengths: tuple[int, ...]  # how many tokens it has there
+    following: tuple[int, ...]  # how many segments follow in each
+    close: bool  # whether the segment ends here
+    is_all: bool  # whether these are all rows of the text, and the span has the same place in each
 
     @property
     def steps(self) -> int:
@@ -97,18 +91,15 @@ class Span:
 class SegmentedInput:
     """Rows of text of equal or different lengths.
 
-    Attributes:
-        tokens: indices (B, T), or embeddings (B, T, hidden). embed: indices -> embeddings. real: booleans (B, T), or
-            None when every position exists and is visible. starts, lengths: each row's text; what lies outside of it is
-            padding. A position inside that is not real keeps its place and is hidden from the others, as in every
-            Hugging Face model.
+    A position inside a row's text that is not real keeps its place and is hidden from the others, as in every Hugging
+    Face model.
     """
 
-    tokens: Tensor
-    embed: Callable[[Tensor], Tensor]
-    starts: tuple[int, ...]
+    tokens: Tensor  # indices (B, T), or embeddings (B, T, hidden)
+    embed: Callable[[Tensor], Tensor]  # indices -> embeddings
+    starts: tuple[int, ...]  # of each row's text; what lies outside of it is padding
     lengths: tuple[int, ...]
-    real: Tensor | None = None
+    real: Tensor | None = None  # booleans (B, T); None when every position exists and is visible
 
     @classmethod
     def of(
