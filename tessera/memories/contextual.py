@@ -7,7 +7,7 @@ from tessera.base.shapes import Float, Hidden
 from tessera.kernels import Kernel, kernel_from_config
 from tessera.layers.bandwidth import Bandwidth
 from tessera.layers.key_extractors import LeakyKeyExtractor
-from tessera.layers.scaled_output import ScaledOutput
+from tessera.layers.linear import ScaledOutput
 from tessera.layers.value_extractors import VALUE_EXTRACTORS
 from tessera.memories.pair_memory import PairMemory
 from tessera.ops.kernel_regression import Window

@@ -13,7 +13,7 @@ from tessera.base.state import State
 from tessera.kernels import Entmax, Kernel, kernel_from_config
 from tessera.layers.bandwidth import Bandwidth, LearnedAlpha
 from tessera.layers.key_extractors import LeakyKeyExtractor
-from tessera.layers.scaled_output import ScaledOutput
+from tessera.layers.linear import ScaledOutput
 from tessera.memories.documents import continued_carry, continued_documents
 from tessera.ops.kernel_regression import kernel_regression
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin
 
-from tessera.layers.swiglu import SwiGLU
+from tessera.layers.linear import SwiGLU
 from tessera.memories.linear_attention import VARIANTS, LinearAttentionMemory, RecurrentState
 from tessera.models.sizes import num_parameters
 from tessera.models.stack import NormalInitialization, StackForCausalLM, StackLayer, StackModel, rms_norm

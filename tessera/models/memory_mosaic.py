@@ -11,7 +11,7 @@ from transformers import initialization as init
 from tessera.kernels import kernel_from_config
 from tessera.layers.bandwidth import Bandwidth, LearnedAlpha
 from tessera.layers.key_extractors import LeakyKeyExtractor
-from tessera.layers.scaled_output import ScaledOutput
+from tessera.layers.linear import ScaledOutput
 from tessera.layers.value_extractors import VALUE_EXTRACTORS, MixedValueExtractor
 from tessera.memories.contextual import ContextualMemory
 from tessera.memories.pair_memory import PairMemoryState

@@ -9,7 +9,7 @@ from transformers import GenerationMixin
 from tessera.base.errors import expect
 from tessera.kernels import kernel_from_config
 from tessera.layers.bandwidth import AdaptiveBandwidth, LearnedAlpha
-from tessera.layers.swiglu import SwiGLU
+from tessera.layers.linear import SwiGLU
 from tessera.layers.value_extractors import MixedValueExtractor
 from tessera.memories.pair_memory import PairMemoryState
 from tessera.memories.short_and_long_term import LongTermMemory, ShortTermMemory

@@ -17,7 +17,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from tessera.base.errors import expect
 from tessera.kernels import Kernel
-from tessera.layers.plain_linear import is_plain_linear
+from tessera.layers.linear import is_plain_linear
 from tessera.models.drafted_generation import DraftedGeneration
 from tessera.models.fingerprint import Fingerprint
 from tessera.models.forward_arguments import (

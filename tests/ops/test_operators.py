@@ -11,7 +11,7 @@ from tessera.ops.association_matrix import read_association, write_association
 from tessera.ops.association_matrix.triton import read_op, write_op
 from tessera.ops.gated_average import gated_average
 from tessera.ops.gated_average.triton import gate_shares
-from tessera.ops.kernel_regression import Call, Window, chunked_op, kernel_regression
+from tessera.ops.kernel_regression import Call, Window, kernel_regression
 from tessera.ops.kernel_regression import chunked as chunked_regression
 from tessera.ops.kernel_regression.triton import plan_of, regress
 from tessera.ops.leaky_average import leaky_average
@@ -54,15 +54,14 @@ def test_kernel_regression_in_blocks(kernel, window):
     documents = None if window is None else DOCUMENTS
     call = Call(query, key, value, kernel, slope, intercept, window, 0, documents, documents)
     tensors = [tensor for tensor in (query, key, value, slope, intercept) if tensor is not None]
-    results = []
-    for run in (chunked_regression.run, chunked_op.run):
-        y = run(call)
+    results, plain = [], chunked_regression.arguments(call)
+    for y in (chunked_regression.run(call), chunked_regression.regress(*plain)):
         results.append([y.detach(), *torch.autograd.grad(y.square().sum(), tensors)])
     for own, operator in zip(*results, strict=True):
         assert torch.equal(own, operator)
-    opcheck(chunked_op.regress, chunked_op.arguments(call))
-    plain = [x.detach() if isinstance(x, torch.Tensor) else x for x in chunked_op.arguments(call)]
-    opcheck(chunked_op.regress_backward, (drawn("cpu", 2, 9, 3).detach(), *plain))
+    opcheck(chunked_regression.regress, plain)
+    plain = [x.detach() if isinstance(x, torch.Tensor) else x for x in plain]
+    opcheck(chunked_regression.regress_backward, (drawn("cpu", 2, 9, 3).detach(), *plain))
 
 
 @some("gated", [False, True], by_default=[True])

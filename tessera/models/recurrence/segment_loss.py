@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, linear
 from transformers import PreTrainedModel
 
 from tessera.base.errors import expect
-from tessera.layers.plain_linear import is_plain_linear
+from tessera.layers.linear import is_plain_linear
 from tessera.models.loss_per_item import divisor, loss_per_item
 from tessera.models.recurrence.segmented_input import Span, columns, scattered
 from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy

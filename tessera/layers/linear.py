@@ -1,15 +1,31 @@
-"""From the heads' answers back to the residual stream."""
+"""What linear layers are made into: the way from heads to the residual stream, a dense network."""
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, linear
+from torch.nn.functional import dropout, linear, silu
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tessera.base.arguments import explains_mistakes
 from tessera.base.devices import is_exporting
 from tessera.base.shapes import Float, Hidden
-from tessera.layers.plain_linear import is_plain_linear
 
 INITIAL_LOG_SCALE = -0.5
+
+
+def is_plain_linear(module: nn.Module, may_have_bias: bool = False) -> bool:
+    """Whether calling `module` is a product with its weight, plus its bias if it may have one, and nothing more.
+
+    Adapters, quantised layers, parametrizations, hooks and replaced methods make it something more.
+    """
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return (
+        type(module) is nn.Linear
+        and (may_have_bias or module.bias is None)
+        and module.weight.is_floating_point()
+        and not is_traceable_wrapper_subclass(module.weight)
+        and "forward" not in vars(module)
+        and not any(getattr(module, name) for name in hooks)
+    )
 
 
 class ScaledOutput(nn.Module):
@@ -51,3 +67,21 @@ class ScaledOutput(nn.Module):
         if is_exporting() or not is_plain_linear(self.projection, may_have_bias=True):
             return False
         return steps >= self.projection.in_features
+
+
+class SwiGLU(nn.Module):
+    """`W_down (silu(W_gate x) * W_up x)`, no biases (Shazeer 2020; Memory Mosaics v2, section 3.3).
+
+    Transformers' own Llama layer computes the same, but reads options from a Llama configuration that we do not have.
+    """
+
+    def __init__(self, hidden_size: int, intermediate_size: int):
+        super().__init__()
+        self.gate = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down = nn.Linear(intermediate_size, hidden_size, bias=False)
+
+    @explains_mistakes
+    def forward(self, x: Hidden) -> Hidden:
+        """(B, T, hidden) -> (B, T, hidden)."""
+        return self.down(silu(self.gate(x)) * self.up(x))
