@@ -1,4 +1,7 @@
-"""Whether a model is a causal language model: tried on a few tokens, as its name does not say."""
+"""What a model of others does not say: whether it is a causal language model, tried on a few tokens; its positions.
+
+A model with a learned table of absolute positions reads no further than its last row.
+"""
 
 import inspect
 from collections.abc import Iterator
@@ -11,7 +14,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers import PreTrainedModel
 
 from tessera.base.errors import TesseraError, expect, first_line
-from tessera.models.learned_positions import learned_positions
 
 STEPS = 8  # tokens of the trial
 NOTHING = 1e-3  # of the largest logit: what a sum in another order may leave of a difference
@@ -100,3 +102,29 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def position_tables(model: nn.Module) -> dict[str, nn.Embedding]:
+    """The learned tables of positions of `model`, by name."""
+    names = ("wpe", "embed_positions", "position_embeddings", "positions_embed")
+    modules = model.named_modules()
+    return {name: m for name, m in modules if isinstance(m, nn.Embedding) and name.rpartition(".")[2] in names}
+
+
+def learned_positions(model: nn.Module) -> int | None:
+    """How many positions `model` has learned; None: no limit, or none of its own."""
+    rows = [table.num_embeddings - _unused_rows(table) for table in position_tables(model).values()]
+    return min(rows) if rows else None
+
+
+def first_position(model: nn.Module) -> int:
+    """What `position_ids` call the first position: 0, or in RoBERTa the row behind that of padding."""
+    tables = [table for table in position_tables(model).values() if not getattr(table, "offset", 0)]
+    return max((_unused_rows(table) for table in tables), default=0)
+
+
+def _unused_rows(table: nn.Embedding) -> int:
+    """Rows before the first position: `offset` in OPT and BART, up to the row of padding in RoBERTa."""
+    if isinstance(offset := getattr(table, "offset", 0), int) and offset:
+        return offset
+    return 0 if table.padding_idx is None else table.padding_idx + 1

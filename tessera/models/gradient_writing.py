@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy
 from tessera.base.arguments import explains_mistakes
 from tessera.base.errors import expect
 from tessera.memories.association import AssociationState
+from tessera.models.causality import learned_positions
 from tessera.models.forward_arguments import check_types, demand, embedded
-from tessera.models.learned_positions import learned_positions
 from tessera.models.recurrence.base_model import computes_twice
 from tessera.models.recurrence.collector import SegmentedOutput
 from tessera.models.recurrence.modeling import SegmentedForCausalLM

@@ -17,7 +17,7 @@ from transformers import BloomConfig, GPT2Config, GPTNeoXConfig, PreTrainedConfi
 
 from tessera.base.dataclass_io import is_count
 from tessera.base.errors import expect
-from tessera.models.learned_positions import learned_positions
+from tessera.models.causality import learned_positions
 from tessera.models.sizes import meta_model
 
 POSITIONS = ("absolute", "rope", "alibi")

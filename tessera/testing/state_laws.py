@@ -24,9 +24,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tessera.base.errors import first_line
 from tessera.base.state import State
-from tessera.models.causality import evaluating
+from tessera.models.causality import evaluating, learned_positions
 from tessera.models.forking import apart
-from tessera.models.learned_positions import learned_positions
 
 STATES = ("past_key_values", "memory_state", "cache_params", "state")  # what models call it
 LENGTH = 24

@@ -14,8 +14,16 @@ from transformers.activations import GELUTanh, NewGELUActivation
 from transformers.modeling_outputs import BaseModelOutput
 
 from tessera.base.errors import TesseraError, expect
-from tessera.models.causality import NOTHING, can_be_tried, evaluating, expect_causal, trial_tokens, tried
-from tessera.models.learned_positions import first_position, learned_positions
+from tessera.models.causality import (
+    NOTHING,
+    can_be_tried,
+    evaluating,
+    expect_causal,
+    first_position,
+    learned_positions,
+    trial_tokens,
+    tried,
+)
 
 # Where the layers of a family have the network that works on each position alone.
 FEED_FORWARD = {

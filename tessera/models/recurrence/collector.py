@@ -12,10 +12,9 @@ from torch.nn.functional import linear, pad
 
 from tessera.base.errors import expect
 from tessera.models.lazy_logits import LazyLogits, LooksUpLogits
-from tessera.models.recurrence.cache import SegmentCache
 from tessera.models.recurrence.segment_loss import SegmentLoss
 from tessera.models.recurrence.segmented_input import SegmentedInput, Span, scattered
-from tessera.models.recurrence.state import MemoryState
+from tessera.models.recurrence.state import MemoryState, SegmentCache
 
 
 @dataclass

@@ -16,6 +16,7 @@ from tessera.base.errors import expect
 from tessera.base.state import State
 from tessera.memories.association import Openings
 from tessera.models.adapters import adapter_names
+from tessera.models.causality import first_position
 from tessera.models.drafted_generation import DraftedGeneration
 from tessera.models.fingerprint import Fingerprint, expect_same_model
 from tessera.models.forward_arguments import (
@@ -31,7 +32,6 @@ from tessera.models.forward_arguments import (
     without_packing,
 )
 from tessera.models.lazy_logits import LazyLogits
-from tessera.models.learned_positions import first_position
 from tessera.models.loss_per_item import count_of_labels, share_of
 from tessera.models.recurrence.base_model import (
     FEED_FORWARD,
@@ -43,7 +43,6 @@ from tessera.models.recurrence.base_model import (
     takes_positions,
     widen_positions,
 )
-from tessera.models.recurrence.cache import SegmentCache
 from tessera.models.recurrence.collector import Collector, SegmentedOutput
 from tessera.models.recurrence.configuration import SegmentedConfig
 from tessera.models.recurrence.layer_hooks import LayerHooks, keep_last_hidden, leave_out_unneeded, wrap_layers
@@ -56,7 +55,7 @@ from tessera.models.recurrence.segment_loss import (
 )
 from tessera.models.recurrence.segment_runner import MemoryTokens, SegmentRunner
 from tessera.models.recurrence.segmented_input import SegmentedInput
-from tessera.models.recurrence.state import MemoryState
+from tessera.models.recurrence.state import MemoryState, SegmentCache
 from tessera.models.saving.beside_weights import SavesWithCode
 from tessera.models.sizes import flops_per_token, num_parameters
 

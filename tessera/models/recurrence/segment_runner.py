@@ -11,11 +11,10 @@ from transformers import initialization as init
 from tessera.base.errors import TesseraError, expect
 from tessera.models.forking import fitting
 from tessera.models.recurrence.base_model import computes_twice, expect_as_many_calls, position_table, skips_padding
-from tessera.models.recurrence.cache import OpenSegment, SegmentCache, remembering
 from tessera.models.recurrence.collector import Collector, Seen, SegmentResult
 from tessera.models.recurrence.layer_hooks import LayerHooks
 from tessera.models.recurrence.segmented_input import SegmentedInput, Span
-from tessera.models.recurrence.state import MemoryState, RowMemories
+from tessera.models.recurrence.state import MemoryState, OpenSegment, RowMemories, SegmentCache, remembering
 
 if TYPE_CHECKING:
     from tessera.models.recurrence.modeling import SegmentedForCausalLM

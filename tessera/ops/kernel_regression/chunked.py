@@ -2,9 +2,9 @@
 
 The derivation, the counts and the measurements are in README.md of this folder.
 
-In compiled programs it is an operator that PyTorch knows, with its gradient. `torch.compile` takes it as one step of its
-graph: it would unroll the loop over blocks, whose number depends on the lengths and on the documents. Its backward pass
-computes the row statistics again, as their number depends on these too.
+In compiled programs it is an operator that PyTorch knows, with its gradient, so that `torch.compile` takes it as one
+step of its graph: it would unroll the loop over blocks, whose number depends on the lengths and on the documents. Its
+backward pass computes the row statistics again, as their number depends on these too.
 """
 
 import json
