@@ -74,9 +74,8 @@ class LinearAttentionMemory(nn.Module):
             query, key = _rotated(query, start), _rotated(key, start)
         scale = 1.0 if self.variant == "linear_transformer" else query.shape[-1] ** -0.5
         memory = None if state is None else state.memory
-        answers, memory = gated_linear_attention(
-            scale * query, key, value, self._log_decay(x, query), memory, documents
-        )
+        decay = self._log_decay(x, query)
+        answers, memory = gated_linear_attention(scale * query, key, value, decay, memory, documents)
         if self.variant == "linear_transformer":
             answers = answers[..., :-1] / answers[..., -1:].clamp(min=torch.finfo(answers.dtype).eps)
         else:

@@ -98,10 +98,8 @@ class LinearContextualMemory(nn.Module):
         if output == "sum":
             expect(head_dim == input_dim, where, "head_dim", f"be input_dim ({input_dim}) for a sum of heads", head_dim)
         if complex_numbers:
-            odd_dims = [dim for dim in (input_dim, head_dim, embedding_dim or 0) if dim % 2]
-            expect(
-                not odd_dims, where, "input_dim, head_dim and embedding_dim", "be even for complex numbers", odd_dims
-            )
+            odd = [dim for dim in (input_dim, head_dim, embedding_dim or 0) if dim % 2]
+            expect(not odd, where, "input_dim, head_dim and embedding_dim", "be even for complex numbers", odd)
 
         def matrix(inputs: int, outputs: int) -> nn.Linear:
             if complex_numbers:

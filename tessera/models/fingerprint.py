@@ -102,9 +102,8 @@ def difference(one: str | None, other: str | None) -> str | None:
         return "other weights"
     count = len(numbers) // 8
     pairs = zip(*(struct.unpack(f"{count}f", bytes.fromhex(text)) for text in (numbers, other_numbers)))
-    return (
-        None if all(abs(a - b) <= NEAR * max(abs(a), abs(b)) or a != a or b != b for a, b in pairs) else "other weights"
-    )
+    are_near = all(abs(a - b) <= NEAR * max(abs(a), abs(b)) or a != a or b != b for a, b in pairs)
+    return None if are_near else "other weights"
 
 
 def expect_same_model(where: str, argument: str, of_state: str | None, of_model: str | None) -> None:
@@ -165,11 +164,12 @@ def _meaning(config: PreTrainedConfig) -> dict[str, Any]:
     else:  # of another library: what changes the numbers that the same weights give
         config = config.get_text_config()
         names = {name for name in _FOREIGN if hasattr(config, name)}
-    settings = {name: getattr(config, name, None) for name in names if not name.endswith(_FREE_ENDINGS)}
-    settings = {
-        name: _meaning(value) if isinstance(value, PreTrainedConfig) else value for name, value in settings.items()
-    }
-    return {"model_type": config.model_type, **settings}
+    meaning = {"model_type": config.model_type}
+    for name in names:
+        if not name.endswith(_FREE_ENDINGS):
+            value = getattr(config, name, None)
+            meaning[name] = _meaning(value) if isinstance(value, PreTrainedConfig) else value
+    return meaning
 
 
 def is_readable(weight: Tensor) -> bool:

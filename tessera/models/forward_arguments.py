@@ -27,24 +27,10 @@ REASONS = {
 
 # What the arguments of `forward` are; states and `logits_to_keep` are checked where they are used.
 _INTEGERS = ("input_ids", "labels", "shift_labels", "document_ids", "position_ids", "cache_position")
-_DIMENSIONS = {
-    "input_ids": 2,
-    "labels": 2,
-    "shift_labels": 2,
-    "attention_mask": 2,
-    "loss_mask": 2,
-    "document_ids": 2,
-    "inputs_embeds": 3,
-}
-_FLAGS = (
-    "use_cache",
-    "skip_logits",
-    "output_attentions",
-    "output_hidden_states",
-    "return_dict",
-    "extend_segment",
-    "output_segment_states",
-)
+_DIMENSIONS = dict.fromkeys("input_ids labels shift_labels attention_mask loss_mask document_ids".split(), 2)
+_DIMENSIONS["inputs_embeds"] = 3
+_FLAGS = "use_cache skip_logits output_attentions output_hidden_states return_dict extend_segment".split()
+_FLAGS += ["output_segment_states"]
 _TENSORS = frozenset({*_INTEGERS, *_DIMENSIONS})
 
 

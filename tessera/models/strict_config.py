@@ -13,36 +13,15 @@ from tessera.base.errors import TesseraError, did_you_mean
 from tessera.kernels import kernel_from_config
 
 # What transformers and its companions write into a configuration, or pass with it, beyond its dataclass fields.
-_TRANSFORMERS_KEYS = {
-    "_attn_implementation_internal",
-    "_commit_hash",
-    "_experts_implementation_internal",
-    "_name_or_path",
-    "_pre_quantization_dtype",
-    "attn_implementation",
-    "auto_map",
-    "cls_token_id",
-    "custom_pipelines",
-    "decoder_start_token_id",
-    "experts_implementation",
-    "is_decoder",
-    "mask_token_id",
-    "model_type",
-    "name_or_path",
-    "num_labels",
-    "output_attentions",
-    "per_layer_config",
-    "prefix",
-    "quantization_config",
-    "sep_token_id",
-    "task_specific_params",
-    "tie_last_hidden_states",
-    "tokenizer_class",
-    "torch_dtype",
-    "torchscript",
-    "unk_token_id",
-    "use_return_dict",
-}
+_TRANSFORMERS_KEYS = set(
+    """
+    _attn_implementation_internal _commit_hash _experts_implementation_internal _name_or_path _pre_quantization_dtype
+    attn_implementation auto_map cls_token_id custom_pipelines decoder_start_token_id experts_implementation is_decoder
+    mask_token_id model_type name_or_path num_labels output_attentions per_layer_config prefix quantization_config
+    sep_token_id task_specific_params tie_last_hidden_states tokenizer_class torch_dtype torchscript unk_token_id
+    use_return_dict
+    """.split()
+)
 
 _from_stored: ContextVar[bool] = ContextVar("_from_stored", default=False)  # also for a base's configuration inside
 
@@ -59,9 +38,8 @@ class StrictConfig(PreTrainedConfig):
     """
 
     adjustable: ClassVar[frozenset[str]] = frozenset()
-    auto_map: ClassVar[
-        dict[str, str]
-    ] = {}  # no code of its own: TRL reads it of every model that is not transformers' own
+    # No code of its own: TRL reads it of every model that is not transformers' own.
+    auto_map: ClassVar[dict[str, str]] = {}
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self | tuple[Self, dict[str, Any]]:

@@ -171,17 +171,15 @@ def tells_what_it_looks_at(kernel: Kernel) -> None:
     """`support_size` counts the pairs with weight; `bandwidth` is finite, not negative, and NaN in an empty row."""
     scores, visible = example()
     counted = (kernel.weights(scores, visible) > 0).sum(-1)
-    assert torch.equal(kernel.support_size(scores, visible).long(), counted), (
-        "support_size is not the pairs with weight"
-    )
+    size = kernel.support_size(scores, visible).long()
+    assert torch.equal(size, counted), "support_size is not the pairs with weight"
     slope, intercept = kernel.affine(torch.full((ROWS,), 3.0, dtype=torch.float64))
     keys = (scores / scores.abs().max()) * slope[:, None] + (0 if intercept is None else intercept[:, None])
     bandwidth = kernel.bandwidth(keys, torch.full((ROWS,), 3.0, dtype=torch.float64), visible)
     assert bandwidth.shape == (ROWS,)
-    assert torch.equal(bandwidth.isnan(), ~visible.any(-1)), (
-        "bandwidth is NaN where there is no visible pair, only there"
-    )
-    of_pairs = bandwidth[visible.any(-1)]
+    has_pairs = visible.any(-1)
+    assert torch.equal(bandwidth.isnan(), ~has_pairs), "bandwidth is NaN where there is no visible pair, only there"
+    of_pairs = bandwidth[has_pairs]
     assert bool((of_pairs >= 0).all()), "a bandwidth is negative"
     assert bool(of_pairs.isfinite().all()), "a bandwidth is infinite"
 

@@ -58,17 +58,14 @@ class ARMTConfig(SegmentedConfig):
             problems = self.broken((self.num_rolls < width, "num_rolls", f"lie below 2 memory_dim ({width})"))
         stretch, threshold, penalty = self.strength_stretch, self.strength_threshold, self.gate_penalty
         is_penalty = isinstance(penalty, (int, float)) and penalty >= 0
+        is_share = isinstance(threshold, (int, float)) and 0 <= threshold < 1
         closes = not (is_penalty and penalty) or bool(stretch)
         problems += self.one_of(update_order=UPDATE_ORDERS)
         return problems + self.broken(
             (isinstance(self.correction, bool), "correction", "be True or False"),
             (isinstance(self.epsilon, float) and self.epsilon > 0, "epsilon", "be a positive number"),
             (isinstance(stretch, (int, float)) and stretch >= 0, "strength_stretch", "be a number of at least 0"),
-            (
-                isinstance(threshold, (int, float)) and 0 <= threshold < 1,
-                "strength_threshold",
-                "be a number of at least 0 and below 1",
-            ),
+            (is_share, "strength_threshold", "be a number of at least 0 and below 1"),
             (is_penalty, "gate_penalty", "be a number of at least 0"),
             (closes, "gate_penalty", "be 0 without a strength_stretch above 0, by which gates can close"),
         )

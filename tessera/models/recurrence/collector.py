@@ -95,14 +95,8 @@ class Collector:
         kept = 0 if logits_to_keep is None else min(logits_to_keep or steps, steps)
         self.first_kept = steps - kept
         behind = steps - max(map(sum, zip(text.starts, text.lengths)))  # padding that all rows have at their end
-        expect(
-            kept == 0 or kept > behind,
-            "forward",
-            "logits_to_keep",
-            f"be more than the {behind} positions of padding behind every text",
-            kept,
-            "Pad on the left.",
-        )
+        needed = f"be more than the {behind} positions of padding behind every text"
+        expect(kept == 0 or kept > behind, "forward", "logits_to_keep", needed, kept, "Pad on the left.")
         self.logits = StepWriter(text, 0 if keeps_head_input else kept)
         self.hidden: list[tuple[StepWriter, Followed]] = []
         self.before = before

@@ -49,9 +49,8 @@ class SegmentedConfig(StrictConfig):
         if isinstance(self.base_config, dict):
             values = dict(self.base_config)
             if "model_type" not in values:
-                raise TesseraError(
-                    f"{type(self).__name__}: base_config must name its model_type; got {sorted(values)}."
-                )
+                where = type(self).__name__
+                raise TesseraError(f"{where}: base_config must name its model_type; got {sorted(values)}.")
             self.base_config = AutoConfig.for_model(values.pop("model_type"), **values)
         # PreTrainedConfig sets both for itself and its sub-configurations, to None unless they are given here. A base
         # model without a chosen attention would attend to the future.

@@ -94,9 +94,8 @@ class MemoryState(State):
 
     def expect_fits(self, template: "MemoryState", where: str) -> None:
         """Raise `TesseraError` unless this is a state of the model whose empty state is `template`."""
-        expect(
-            type(self) is type(template), where, "memory_state", f"be {type(template).__name__}", type(self).__name__
-        )
+        kind = type(template)
+        expect(type(self) is kind, where, "memory_state", f"be {kind.__name__}", type(self).__name__)
         mine, other = self.tensors(), template.tensors()
         shapes = [{name: tuple(t.shape[1:]) for name, t in named.items()} for named in (mine, other)]
         names = sorted(shapes[0].keys() | shapes[1].keys())

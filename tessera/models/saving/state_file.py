@@ -86,11 +86,8 @@ class StateFile:
         except (ValueError, TypeError, KeyError, RecursionError) as error:  # made by hand
             raise TesseraError(f"{where}: {argument} must be a stored {what}; got {str(path)!r} ({error}).") from None
         expect(version == THIS_VERSION, where, argument, this_version, f"{str(path)!r}, of version {version}", advice)
-        is_it, got = (
-            (kind == TRACE) == (what == TRACE),
-            f"{str(path)!r}, a stored {TRACE if kind == TRACE else 'memory'}",
-        )
-        expect(is_it, where, argument, f"be a stored {what}", got)
+        is_it, stored = (kind == TRACE) == (what == TRACE), TRACE if kind == TRACE else "memory"
+        expect(is_it, where, argument, f"be a stored {what}", f"{str(path)!r}, a stored {stored}")
         return cls(Path(path), kind, content, crc)
 
     def tensors(self, device: str | torch.device = "cpu") -> dict[str, Tensor]:
@@ -113,9 +110,9 @@ class StateFile:
             self.verify()
         try:
             tensors = self.tensors(device)
-            return _decoded(
-                self.content, {name: tensor.clone() for name, tensor in tensors.items()} if is_used else tensors
-            )
+            if is_used:
+                tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+            return _decoded(self.content, tensors)
         except TesseraError:
             raise
         except Exception as error:  # a description that fits its checksum and no class: made by hand

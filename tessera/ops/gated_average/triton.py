@@ -32,10 +32,7 @@ def run(call: GatedAverageCall) -> tuple[Tensor, GatedAverageState]:
 def gate_shares(log_gate: Tensor, log_decay: Tensor, log_weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """`a_t = exp(g_t - s_t)`, `1 - a_t` (B, H, T) and s_T (B, H) with `s_t = log(exp(g_t) + exp(d_t + s_{t-1}))`.
 
-    Args:
-        log_gate, log_decay: g and d (B, H, T). log_weight: s_0 (B, H).
-    Returns:
-        All float32. The gradient of `1 - a` must have been added to that of `a`, as `linear_recurrence` does.
+    From g, d (B, H, T) and s_0 (B, H), all float32. The gradient of `1 - a` must have been added to that of `a`.
     """
     from tessera.ops.gated_average import triton_weights
 

@@ -108,12 +108,8 @@ def choose_backend(call: Call, backend: str | None = None) -> Backend:
     if backend is None and single:
         # One query against N pairs is a matrix-vector product: nothing to fuse, to tile or to save. But on a GPU the
         # search for a threshold waits after each of its sweeps, and Triton's is one launch.
-        short = (
-            is_gpu(call.query)
-            and call.key.shape[2] <= LONGEST_TRITON_SINGLE
-            and triton.unsupported_reason(call) is None
-        )
-        return triton if short else reference
+        is_short = is_gpu(call.query) and call.key.shape[2] <= LONGEST_TRITON_SINGLE
+        return triton if is_short and triton.unsupported_reason(call) is None else reference
     return BACKENDS.choose(call, backend, _is_preferred)
 
 

@@ -36,8 +36,8 @@ class Call:
         batch, heads, steps, _ = self.query.shape
         for name, scale in (("slope", self.slope), ("intercept", self.intercept)):
             if scale is not None and not _broadcasts(scale.shape, (batch, heads, steps)):
-                target = f"(B, H, T) = {(batch, heads, steps)}"
-                expect(False, WHERE, name, f"broadcast to {target}", tuple(scale.shape))
+                needed = f"broadcast to (B, H, T) = {(batch, heads, steps)}"
+                expect(False, WHERE, name, needed, tuple(scale.shape))
         self._check_documents()
         self._check_window()
         if not 0.0 <= self.dropout < 1.0:
@@ -62,10 +62,8 @@ class Call:
             expect(False, WHERE, "window", "be a Window or None", repr(self.window))
         delay = 1 if self.window is None else self.window.delay
         if isinstance(delay, Tensor) and delay.shape != self.query.shape[:1]:
-            expected = f"({self.query.shape[0]},)"
-            expect(
-                False, WHERE, "the window's delay", f"be one integer or one per sequence {expected}", tuple(delay.shape)
-            )
+            needed = f"be one integer or one per sequence ({self.query.shape[0]},)"
+            expect(False, WHERE, "the window's delay", needed, tuple(delay.shape))
         if self.has_open_end:
             return
         is_integer = isinstance(self.query_offset, int | torch.SymInt) and not isinstance(self.query_offset, bool)

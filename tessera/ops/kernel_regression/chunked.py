@@ -47,15 +47,8 @@ def run(call: Call) -> Tensor:
     Scores, thresholds and sums are computed in float32 (float64 inputs: float64), products of weights with values
     and of gradients with keys and queries in the inputs' type. Not twice differentiable.
     """
-    dtype = working_dtype(call.query)
-    slope, intercept = (
-        # Widened before it is expanded: the gradient of a slope shared by many queries is summed in `dtype`.
-        None
-        if scale is None
-        else torch.as_tensor(scale, device=call.query.device).to(dtype).expand(call.query.shape[:3])
-        for scale in (call.slope, call.intercept)
-    )
-    assert slope is not None
+    slope = _expanded(call.slope, call)
+    intercept = None if call.intercept is None else _expanded(call.intercept, call)
     call = replace(call, slope=slope, intercept=intercept)
     if torch.compiler.is_compiling():
         return regress(*arguments(call))
@@ -63,6 +56,11 @@ def run(call: Call) -> Tensor:
     parameter = call.kernel.row_parameter
     parameter = None if parameter is None else parameter.to(slope).expand(*slope.shape, 1)
     return _Blockwise.apply(call.query, call.key, call.value, slope, intercept, parameter, call)
+
+
+def _expanded(scale: Tensor, call: Call) -> Tensor:
+    """Widened before it is expanded: the gradient of a slope shared by many queries is summed in the wide type."""
+    return scale.to(call.query.device, working_dtype(call.query)).expand(call.query.shape[:3])
 
 
 class _Blockwise(torch.autograd.Function):

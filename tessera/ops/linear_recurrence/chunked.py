@@ -78,9 +78,9 @@ def _factor_gradient(total: Tensor, x: Tensor | None, y: Tensor, initial: Tensor
     before, first = y[:, :, :-1].to(total.dtype), None if initial is None else initial.unsqueeze(2)
     if x is None:
         later = torch.linalg.vecdot(total[:, :, 1:], before)
-        return (
-            pad(later, (1, 0)) if first is None else torch.cat([torch.linalg.vecdot(total[:, :, :1], first), later], 2)
-        )
+        if first is None:
+            return pad(later, (1, 0))
+        return torch.cat([torch.linalg.vecdot(total[:, :, :1], first), later], 2)
     x = x.to(total.dtype)
     begin = x[:, :, :1] if first is None else x[:, :, :1] - first
     change = torch.cat([begin, x[:, :, 1:] - before], dim=2)

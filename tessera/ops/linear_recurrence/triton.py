@@ -40,15 +40,7 @@ def run(call: RecurrenceCall) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("tessera::linear_recurrence", mutates_args=())
 def recur(x: Tensor, new: Tensor | None, keep: Tensor, initial: Tensor | None) -> tuple[Tensor, Tensor]:
-    """`y_t = new_t x_t + keep_t y_{t-1}` from y_0 = `initial`.
-
-    Args:
-        x: (B, H, T, K). new, keep: (B, H, T), float32. Without `new` it is all 1. With it `keep` must be 1 - new: the
-            gradient of both is that of `new`.
-        initial: (B, H, K); None is zero.
-    Returns:
-        y like x, and y_T (B, H, K) in float32.
-    """
+    """See `linear_recurrence`; new and keep are float32 (B, H, T). Returns y like x, and y_T (B, H, K) in float32."""
     from tessera.ops.linear_recurrence import triton_kernels
 
     with torch.cuda.device_of(x):

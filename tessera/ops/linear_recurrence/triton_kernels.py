@@ -153,11 +153,8 @@ def scan_backward(
     total = state_before(initial, ends, shrinks, index, width, CHANNELS)
     before = tl.load(start_state + index * width + channels, mask=channels < width, other=0.0).to(tl.float32)
     grad_start, x_start, y_start = start_of(grad, index, heads), start_of(x, index, heads), start_of(y, index, heads)
-    keep_start, new_start, dx_start = (
-        start_of(keep, index, heads),
-        start_of(new, index, heads),
-        start_of(dx, index, heads),
-    )
+    keep_start, new_start = start_of(keep, index, heads), start_of(new, index, heads)
+    dx_start = start_of(dx, index, heads)
     for position in range(first, end, STEPS):
         grads = load_block(grad_start, grad.step, position, end, steps, channels, width, True, STEPS)
         # Counted from the end, y_{t-1} stands one place further.
@@ -234,11 +231,7 @@ class _Layout:
 
 
 def forward(x: Tensor, new: Tensor | None, keep: Tensor, initial: Tensor | None) -> tuple[Tensor, Tensor]:
-    """`y_t = new_t x_t + keep_t y_{t-1}` from y_0 = `initial`: y like x, and y_T (B, H, K) in float32.
-
-    x: (B, H, T, K). new (None: all 1), keep: (B, H, T), any strides. Two passes over memory, read and write; three when
-    time is cut into segments.
-    """
+    """What `triton.recur` returns. Two passes over memory, read and write; three when time is cut into segments."""
     x = dense(x)
     layout, y = _Layout(x), interleaved(x, x.shape[3])
     first = x.new_zeros(layout.series, layout.width) if initial is None else initial.contiguous()
@@ -254,11 +247,7 @@ def forward(x: Tensor, new: Tensor | None, keep: Tensor, initial: Tensor | None)
 def backward(
     grad: Tensor, x: Tensor, y: Tensor, new: Tensor | None, keep: Tensor, initial: Tensor | None, final: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dx, pulls (B, H, T), the total of the first step (B, H, K)); `final` is the gradient of the last state.
-
-    `total_t = grad_t + keep_{t+1} total_{t+1}`; pulls are `total_t . y_{t-1}`, or `total_t . (x_t - y_{t-1})` where
-    `new` is given.
-    """
+    """What `triton.recur_backward` returns."""
     grad, x = dense(grad), dense(x)
     layout, dx = _Layout(grad, backward=True), interleaved(x, x.shape[3])
     zeros = x.new_zeros(layout.series, layout.width)
