@@ -56,8 +56,5 @@ def continued_carry(
 
 
 def stored_documents(previous: Int[Tensor, "B T"]) -> Int[Tensor, "B T-1"]:
-    """The document of each pair (B, T - 1) for steps of documents (B, T).
-
-    A pair whose next step belongs to another document has no value: it is not stored (-1).
-    """
+    """The document of each pair (B, T - 1); -1, not stored, where its next step, its value, is of another document."""
     return torch.where(previous[:, 1:] == previous[:, :-1], previous[:, :-1], -1)

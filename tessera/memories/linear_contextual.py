@@ -131,10 +131,7 @@ class LinearContextualMemory(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T input"], state: LinearContextualState | None = None, keep_state: bool = False
     ) -> tuple[Float[Tensor, "B T input"], LinearContextualState | None]:
-        """z (B, T, input) for x (B, T, input), and the state after the last step if `keep_state` is set.
-
-        `state` continues an earlier call.
-        """
+        """z (B, T, input) for x (B, T, input) behind `state`, and the state after the last step if `keep_state`."""
         is_text = x.dim() == 3 and x.shape[1] > 0
         expect(is_text, "LinearContextualMemory", "x", "be (B, T, input), T >= 1", tuple(x.shape))
         keys, values = self.features(x)

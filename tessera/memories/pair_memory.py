@@ -183,8 +183,7 @@ def completed_pairs(
 ) -> PairStore:
     """The pairs known at the last step: those of `state`, its pending pair, and all but the last of this call.
 
-    `v_T = Norm(now_T + next_{T+1})`; keys (B, H, T, K), now and next (B, H, T, V), documents (B, T). A pair whose
-    next step belongs to another document has no value and is stored as absent.
+    `v_T = Norm(now_T + next_{T+1})`.
     """
     if state is None:
         keys, now, next_, steps = keys[:, :, :-1], now[:, :, :-1], next_[:, :, 1:], documents

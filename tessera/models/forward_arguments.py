@@ -84,10 +84,7 @@ def _check_tensor(where: str, name: str, value: Tensor) -> None:
 
 
 def refuse_keywords(where: str, keywords: Mapping, reasons: Mapping[str, str], forward: Callable) -> None:
-    """Raise `TesseraError` for each of transformers' keywords that cannot be honoured, and for unknown ones.
-
-    `reasons` says why a keyword must be left out; None and False ask for nothing. `forward` is the method called.
-    """
+    """Raise `TesseraError` for keywords of transformers that `reasons` says must be left out, and for unknown ones."""
     for name, value in keywords.items():
         if name == "is_causal":
             expect(value in (None, True), where, name, "be True", value, "Every token sees those before it alone.")
@@ -107,10 +104,7 @@ def without_packing(keywords: Mapping, document_ids: Tensor | None, position_ids
 
 
 def demand(condition: Tensor, where: str, argument: str, requirement: str, got: Callable[[], object]) -> None:
-    """`expect` for a condition on values, without a wait: on a GPU the device itself asserts it.
-
-    Compiled graphs leave it out.
-    """
+    """`expect` for a condition on values, without a wait: a GPU asserts it itself, compiled graphs leave it out."""
     if is_readable(condition):
         if not bool(condition):
             expect(False, where, argument, requirement, got())
@@ -162,10 +156,7 @@ def embedded(where: str, embed: Any, input_ids: Tensor) -> Tensor:
 
 
 def check_labels(where: str, labels: Tensor, shape: tuple[int, int], vocab_size: int) -> None:
-    """Raise `TesseraError` unless labels are (B, T) token indices or -100.
-
-    Values are looked at on a CPU alone; on a GPU the loss's own kernel asserts them.
-    """
+    """Raise `TesseraError` unless labels are (B, T) token indices or -100; on a GPU the loss's kernel asserts that."""
     expect(tuple(labels.shape) == tuple(shape), where, "labels", f"be {tuple(shape)}", tuple(labels.shape))
     expect_labels(where, labels, vocab_size)
 

@@ -148,10 +148,7 @@ def _expect_whole_documents(where: str, documents: Tensor, real: Tensor | None) 
 def _documents_by_position(
     where: str, shape: tuple[int, int], position_ids: Tensor, past: StackState | Prefix | None, real: Tensor | None
 ) -> Tensor | None:
-    """A document begins where positions do not count on, and behind a text at position 0.
-
-    Padding has no position: `real` (B, T) says which steps are none.
-    """
+    """A document begins where positions do not count on (padding has none), and behind a text at position 0."""
     got = tuple(position_ids.shape)
     expect(got in (shape, (1, shape[1])), where, "position_ids", f"be {shape} or {(1, shape[1])}", got)
     real = torch.ones(got, dtype=torch.bool, device=position_ids.device) if real is None else real

@@ -8,10 +8,10 @@ from tessera.base.registry import Registry
 
 
 class Backend(Protocol):
-    """An implementation of an operation, a module as a rule. A call is a frozen dataclass of checked arguments."""
+    """An implementation of an operation, a module as a rule. A call is a frozen dataclass of checked arguments.
 
-    def unsupported_reason(self, call: Any) -> str | None:
-        """Why it cannot run `call`; None if it can."""
+    One that cannot run every call has a function `unsupported_reason(call)` too: why, or None.
+    """
 
     def run(self, call: Any) -> Any:
         """The operation's result."""
@@ -33,9 +33,13 @@ class Backends(Registry[Backend]):
         backend that does not support the call is a `TesseraError` with its reason.
         """
         if forced is not None:
-            reason = self[forced].unsupported_reason(call)
+            reason = self._reason(forced, call)
             if reason is not None:
                 raise TesseraError(f"{self.operation}: backend {forced!r} cannot run this call: {reason}")
             return self[forced]
         names = (name for name in self if is_preferred is None or is_preferred(name, call))
-        return next(self[name] for name in names if self[name].unsupported_reason(call) is None)
+        return next(self[name] for name in names if self._reason(name, call) is None)
+
+    def _reason(self, name: str, call: Any) -> str | None:
+        unsupported_reason = getattr(self[name], "unsupported_reason", None)
+        return None if unsupported_reason is None else unsupported_reason(call)

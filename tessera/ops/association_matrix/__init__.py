@@ -80,11 +80,4 @@ def write_association(
         return BACKENDS.choose(call, backend).run(call)
 
 
-__all__ = [
-    "BACKENDS",
-    "UPDATE_ORDERS",
-    "ReadCall",
-    "WriteCall",
-    "read_association",
-    "write_association",
-]
+__all__ = ["BACKENDS", "UPDATE_ORDERS", "ReadCall", "WriteCall", "read_association", "write_association"]

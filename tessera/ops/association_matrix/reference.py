@@ -6,11 +6,6 @@ from torch import Tensor
 from tessera.ops.association_matrix.call import ReadCall, WriteCall
 
 
-def unsupported_reason(call: ReadCall | WriteCall) -> str | None:
-    """The reference takes every call."""
-    return None
-
-
 def run(call: ReadCall | WriteCall) -> Tensor | tuple[Tensor, Tensor]:
     """What a reading answers, or the memory that a writing leaves."""
     return _read(call) if isinstance(call, ReadCall) else _write(call)

@@ -16,11 +16,6 @@ from tessera.ops.linear_recurrence import chunked as recurrence
 LARGEST_DECAY = -1e4
 
 
-def unsupported_reason(call: GatedAverageCall) -> str | None:
-    """It takes every call."""
-    return None
-
-
 def run(call: GatedAverageCall) -> tuple[Tensor, GatedAverageState]:
     """`y_t = a_t x_t + (1 - a_t) y_{t-1}` with `a_t = exp(g_t - s_t)`."""
     x, state = call.x, call.state

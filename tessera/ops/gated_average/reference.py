@@ -6,11 +6,6 @@ from torch import Tensor
 from tessera.ops.gated_average.call import GatedAverageCall, GatedAverageState
 
 
-def unsupported_reason(call: GatedAverageCall) -> str | None:
-    """The reference takes every call."""
-    return None
-
-
 def run(call: GatedAverageCall) -> tuple[Tensor, GatedAverageState]:
     """Numerator and weight of the average, both divided by the weight at every step; O(T) sequential steps.
 

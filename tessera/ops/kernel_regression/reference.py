@@ -58,11 +58,6 @@ def _blocks(call: Call, pairs: Tensor) -> Sequence[Tensor]:
     return pairs.split(max(1, BLOCK // max(1, pairs[:, :, :1].numel())), 2)
 
 
-def unsupported_reason(call: Call) -> str | None:
-    """The reference takes every call."""
-    return None
-
-
 class QueryWeights(NamedTuple):
     """`weights` (B, H, Q, N); `num_pairs` that each query saw (B, Q); `bandwidth` h of the kernel (B, H, Q)."""
 

@@ -14,11 +14,6 @@ CHUNK = 32
 LOG2_ZERO = -1200.0
 
 
-def unsupported_reason(call: RecurrenceCall) -> str | None:
-    """The chunked scan takes every call."""
-    return None
-
-
 def run(call: RecurrenceCall) -> tuple[Tensor, Tensor]:
     """`y_t = new_t x_t + keep_t y_{t-1}`."""
     if call.x.shape[2] == 1:

@@ -6,11 +6,6 @@ from torch import Tensor
 from tessera.ops.linear_recurrence.call import RecurrenceCall
 
 
-def unsupported_reason(call: RecurrenceCall) -> str | None:
-    """The reference takes every call."""
-    return None
-
-
 def run(call: RecurrenceCall) -> tuple[Tensor, Tensor]:
     """`y_t = new_t x_t + keep_t y_{t-1}`; O(T) sequential steps."""
     x, dtype = call.x, call.state_dtype
