@@ -42,18 +42,15 @@ def entmax(
     _expect_dim(scores, dim)
     if scores.shape[dim] == 0:
         return scores
-    if alpha.dim() == 0:
-        alpha = alpha.expand(1)
     one_per_row = list(scores.shape)
     one_per_row[dim] = 1
-    broadcasts = alpha.dim() <= scores.dim() and all(
-        size in (1, full) for size, full in zip(alpha.shape, one_per_row[len(one_per_row) - alpha.dim() :])
-    )
-    expect(broadcasts, "entmax", "alpha", f"broadcast to {tuple(one_per_row)}", tuple(alpha.shape))
+    try:
+        per_row = alpha.expand(one_per_row)
+    except RuntimeError:
+        expect(False, "entmax", "alpha", f"broadcast to {tuple(one_per_row)}", tuple(alpha.shape))
     if is_readable(alpha):
         expect(not bool((alpha <= 1).any()), "entmax", "alpha", "be above 1 where it is a tensor", alpha.min().item())
-    per_row = alpha.reshape((1,) * (scores.dim() - alpha.dim()) + tuple(alpha.shape)).movedim(dim, -1)
-    return entmax_of_rows(scores.movedim(dim, -1), per_row).movedim(-1, dim)
+    return entmax_of_rows(scores.movedim(dim, -1), per_row.movedim(dim, -1)).movedim(-1, dim)
 
 
 @explains_mistakes

@@ -79,7 +79,8 @@ class _Bfloat16(torch.autograd.Function):
             for block, group, weights in work.blocks(call, heads):
                 kept.add(weights)
                 part = torch.bmm(weights, work.value[group, block.pairs])
-                work.scatter(output, block, group, part)
+                for index, rows in zip(range(group.start, group.stop), part):
+                    output[index // heads, index % heads, block.queries] = rows
                 covered += part.shape[0] * part.shape[1]
         if covered < batch * heads * steps:
             _clear_uncovered(output, call)
@@ -103,10 +104,11 @@ class _Bfloat16(torch.autograd.Function):
         for block, group, weights in work.blocks(ctx.call, heads, kept):
             upper = above[group, block.queries]
             grad_value[group, block.pairs] += torch.bmm(weights.mT, upper[..., :width])
-            # w_i (g_i - sum_j w_j g_j): the difference is made inside the product, in float32.
+            # w_i (g_i - sum_j w_j g_j): the difference is made inside the product, in float32. The last columns of keys
+            # and queries are those of the centring.
             grad_scores = torch.bmm(upper, value_and_ones[group, block.pairs].mT).mul_(weights)
-            torch.bmm(grad_scores, work.plain_key[group, block.pairs], out=grad_query[group, block.queries])
-            grad_key[group, block.pairs] += torch.bmm(grad_scores.mT, work.plain_query[group, block.queries])
+            torch.bmm(grad_scores, work.key[group, block.pairs, :-1], out=grad_query[group, block.queries])
+            grad_key[group, block.pairs] += torch.bmm(grad_scores.mT, work.query[group, block.queries, :-1])
         grad_query = grad_query.view(query.shape)
         grad_slope = torch.linalg.vecdot(grad_query, query).float()
         grad_query = grad_query * slope.unsqueeze(-1).to(query.dtype)
@@ -140,16 +142,6 @@ class _Work:
         self.key = _append(key.flatten(0, 1), 1.0)
         self.value = value.flatten(0, 1)
 
-    @property
-    def plain_query(self) -> Tensor:
-        """`slope * query` without the column of the centring."""
-        return self.query[..., :-1]
-
-    @property
-    def plain_key(self) -> Tensor:
-        """The keys without the column of ones."""
-        return self.key[..., :-1]
-
     def blocks(self, call: Call, heads: int, kept: Sequence[Tensor] = ()):
         """Each block of `call` with its group of heads and its weights (heads, queries, pairs), which are computed
         unless they were `kept` from an earlier time."""
@@ -167,13 +159,6 @@ class _Work:
                 if empty is not None:
                     weights.masked_fill_(empty, 0.0)
                 yield block, group, weights
-
-    @staticmethod
-    def scatter(output: Tensor, block: QueryBlock, group: slice, answers: Tensor) -> None:
-        """Write the rows of one group of flattened (batch, head) into `output` (B, H, T, V)."""
-        heads = output.shape[1]
-        for row, index in enumerate(range(group.start, group.stop)):
-            output[index // heads, index % heads, block.queries] = answers[row]
 
 
 def _empty_rows(block: QueryBlock) -> Tensor | None:

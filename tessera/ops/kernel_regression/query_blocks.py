@@ -65,7 +65,7 @@ def _delay(call: Call, sequence: int) -> int | None:
     if call.window is None:
         return None
     delay = call.window.delay
-    return int(delay.reshape(-1)[sequence if delay.numel() > 1 else 0]) if torch.is_tensor(delay) else delay
+    return int(delay[sequence]) if torch.is_tensor(delay) else delay
 
 
 def _windowed(call: Call, sequence: slice, queries: slice, delay: int | None) -> QueryBlock | None:
