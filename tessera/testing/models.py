@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tessera.models.forking import fork
+from tessera.models.forking import fork, state_tensors
 from tessera.models.sizes import state_bytes_per_token
 from tessera.testing import model_gradients
 from tessera.testing.laws import REORDERED_FLOAT32, REORDERED_FLOAT64, laws_in, try_laws
@@ -273,13 +273,7 @@ def a_state_is_a_value(case: ModelCase) -> None:
     swapped = state.select_batch(torch.tensor([1, 0]))
     check_close(model(ids[:, SEGMENT:].flip(0), **{case.state: swapped}).logits.flip(0), first)
     assert state.num_bytes() > 0
-    dtypes: list[torch.dtype] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        dtypes.append(tensor.dtype)
-        return tensor
-
-    state.to(torch.float32).map(note)
+    dtypes = {tensor.dtype for tensor in state_tensors(state.to(torch.float32))}
     assert torch.float32 in dtypes
     assert torch.float64 not in dtypes
 

@@ -124,12 +124,12 @@ def oracle(case: TaskCase) -> None:
         score = task.scores(case.oracle(examples), examples)[task.main_score]
         assert score.shape == (len(examples),), "scores are per example"
         torch.testing.assert_close(score[~score.isnan()].double(), torch.ones_like(score[~score.isnan()]).double())
-    guessed = case.guess(examples, 0)
-    half = _first_half(case.oracle(examples), guessed)
-    apart = torch.cat([score[: COUNT // 2], task.scores(guessed, examples)[task.main_score][COUNT // 2 :]])
-    mixed = task.scores(half, examples)[task.main_score]
+    known, guessed, half = case.oracle(examples), case.guess(examples, 0), COUNT // 2
+    assert isinstance(known, Tensor), "predictions are one tensor"
+    apart = torch.cat([score[:half], task.scores(guessed, examples)[task.main_score][half:]])
+    mixed = task.scores(torch.cat([known[:half], guessed[half:]]), examples)[task.main_score]
     torch.testing.assert_close(mixed, apart, equal_nan=True, msg="one example's prediction changes another's score")
-    shifted = task.scores(_rolled(case.oracle(examples)), examples)[task.main_score]
+    shifted = task.scores(known.roll(1, 0), examples)[task.main_score]
     assert estimate(shifted).mean < 1.0, "the answers of another example score as well"
 
 
@@ -143,17 +143,6 @@ def chance(case: TaskCase) -> None:
     spread = max(guessed.standard_error, (abs(expected) * (1 - min(1, abs(expected))) / guessed.count) ** 0.5)
     assert abs(guessed.mean - expected) <= STANDARD_ERRORS * spread, f"{guessed} is not {expected}"
     assert guessed.mean < 1.0
-
-
-def _rolled(predictions: Any) -> Any:
-    """Each example's predictions, given to the next one."""
-    assert isinstance(predictions, Tensor), "predictions are one tensor"
-    return predictions.roll(1, 0)
-
-
-def _first_half(predictions: Any, others: Any) -> Any:
-    """`predictions` of the first half of the examples, `others` of the second."""
-    return torch.cat([predictions[: COUNT // 2], others[COUNT // 2 :]])
 
 
 LAWS = laws_in(globals(), TaskCase)
