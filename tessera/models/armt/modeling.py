@@ -91,11 +91,7 @@ class ARMTState(MemoryState):
 
 
 class AssociationHooks(LayerHooks):
-    """Every layer reads its association matrix before, and writes its memory tokens' outputs after (ARMT, figure 1).
-
-    Attributes:
-        written: each layer's new state, in a call with memory tokens.
-    """
+    """Every layer reads its association matrix before, and writes its memory tokens' outputs after (ARMT, figure 1)."""
 
     def __init__(
         self,
@@ -107,7 +103,7 @@ class AssociationHooks(LayerHooks):
     ):
         super().__init__(0, back)
         self.memories, self.states, self.is_empty, self.openings = memories, states, is_empty, openings
-        self.written: list[AssociationState] = list(states)
+        self.written: list[AssociationState] = list(states)  # each layer's new one, in a call with memory tokens
 
     def before(self, index: int, hidden: Tensor) -> Tensor:
         """`x_j += A^T phi(q_j) / (z . phi(q_j) + eps)`; an empty memory would add exactly 0."""

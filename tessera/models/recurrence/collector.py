@@ -70,25 +70,18 @@ class SegmentResult(NamedTuple):
 
 
 class Collector:
-    """Is told of every span of `text` by `add`, and says before what of it is needed.
-
-    Args:
-        head: see `plain_lm_head`; else the base makes its logits. loss: what counts them, or None. logits_to_keep: the
-            last so many positions, 0 for all, None for none. hidden_states, attentions: whether those are collected
-            too. before: how many tokens were read before this text, columns of the attentions. keeps_head_input:
-            whether what the head makes logits of is kept, of the positions of `logits_to_keep`.
-    """
+    """Is told of every span of `text` by `add`, and says before what of it is needed."""
 
     def __init__(
         self,
         text: SegmentedInput,
-        head: nn.Linear | None,
+        head: nn.Linear | None,  # see `plain_lm_head`; None: the base makes its logits
         loss: SegmentLoss | None = None,
-        logits_to_keep: int | None = None,
-        hidden_states: bool = False,
+        logits_to_keep: int | None = None,  # the last so many positions, 0 for all, None for none
+        hidden_states: bool = False,  # whether those are collected too
         attentions: bool = False,
-        before: int = 0,
-        keeps_head_input: bool = False,
+        before: int = 0,  # how many tokens were read before this text: columns of the attentions
+        keeps_head_input: bool = False,  # whether what the head makes logits of is kept, of the same positions
     ):
         steps = text.shape[1]
         self.text, self.head, self.loss, self.hidden_states = text, head, loss, hidden_states

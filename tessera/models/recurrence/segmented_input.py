@@ -147,19 +147,14 @@ class SegmentedInput:
         size: int,
         alignment: str,
         is_together: bool,
-        open_segments: Iterable[tuple[tuple[int, ...], int]] = (),
-        keep_open: bool = False,
-        extend: bool = False,
+        open_segments: Iterable[tuple[tuple[int, ...], int]] = (),  # of each group of a cache: rows, tokens read
+        keep_open: bool = False,  # whether each row's last segment stays open
+        extend: bool = False,  # whether an open one never ends
     ) -> Iterator[list[Span]]:
         """The first segment of every row, then the second, ...; rows that have ended are left out.
 
         Rows that cannot be one batch are spans of their own: those whose segment stays open, by its length; and unless
         `is_together` (the base is told positions, and skips padding), those of different lengths.
-
-        Args:
-            size, alignment: of the segments. open_segments: after a cache its rows and how many tokens their open
-                segment has, for each of its groups. keep_open: whether each row's last segment stays open. extend:
-                whether an open one never ends.
         """
         opened = {row: (group, length) for group, (rows, length) in enumerate(open_segments) for row in rows}
         alike: dict[tuple, list[int]] = {}

@@ -29,23 +29,18 @@ _PLAN = (
 
 
 class Plan(NamedTuple):
-    """What the kernels must compute, apart from the differentiable tensors, in the types of an operator's schema.
+    """What the kernels must compute, apart from the differentiable tensors, in the types of an operator's schema."""
 
-    family: see `triton_forward`. offset: position of the first query. delay: None: without a window, or with one delay
-    per sequence, `delays` (B,). Documents: see `kernel_regression`. tiles: queries and pairs per tile, warps per
-    program, depth of the software pipeline; None: `tiles_of` chooses.
-    """
-
-    family: str
+    family: str  # see `triton_forward`
     order: float
     margin: float
-    offset: int
-    delay: int | None
+    offset: int  # position of the first query
+    delay: int | None  # None: without a window, or with one delay per sequence
     span: int | None
-    delays: Tensor | None
+    delays: Tensor | None  # (B,)
     query_documents: Tensor | None
     pair_documents: Tensor | None
-    forward_tiles: list[int] | None = None
+    forward_tiles: list[int] | None = None  # see `Tiles`; None: `tiles_of` chooses
     backward_tiles: list[int] | None = None
 
 
