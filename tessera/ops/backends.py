@@ -20,9 +20,11 @@ class Backend(Protocol):
 class Backends(Registry[Backend]):
     """The backends of `operation`, in order of preference."""
 
-    def __init__(self, operation: str) -> None:
+    def __init__(self, operation: str, **backends: Backend) -> None:
         super().__init__(f"{operation.replace('_', ' ')} backend")
         self.operation = operation
+        for name, backend in backends.items():
+            self.add(name, backend)
 
     def choose(
         self, call: Any, forced: str | None = None, is_preferred: Callable[[str, Any], bool] | None = None

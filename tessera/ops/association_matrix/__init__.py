@@ -11,9 +11,7 @@ from tessera.ops.backends import Backends
 from tessera.ops.float16_autocast import widened
 
 # In order of preference: the first that supports the call runs it.
-BACKENDS = Backends("association_matrix")
-BACKENDS.add("triton", triton)
-BACKENDS.add("reference", reference)
+BACKENDS = Backends("association_matrix", triton=triton, reference=reference)
 
 
 @explains_mistakes

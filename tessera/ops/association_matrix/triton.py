@@ -52,15 +52,11 @@ def read_op(matrix: Tensor, normaliser: Tensor, query: Tensor, eps: float) -> Te
     from tessera.ops.association_matrix import triton_kernels
 
     with torch.cuda.device_of(matrix):
-        return triton_kernels.launch_read(matrix, normaliser, query, _unwritten_reading(matrix, query), eps)
+        return triton_kernels.launch_read(matrix, normaliser, query, eps)
 
 
 @read_op.register_fake
 def _(matrix, normaliser, query, eps):
-    return _unwritten_reading(matrix, query)
-
-
-def _unwritten_reading(matrix: Tensor, query: Tensor) -> Tensor:
     return query.new_empty(*query.shape[:2], matrix.shape[2])
 
 
@@ -96,18 +92,11 @@ def write_op(
     from tessera.ops.association_matrix import triton_kernels
 
     with torch.cuda.device_of(matrix):
-        new = _unwritten_memory(matrix, normaliser)
-        return triton_kernels.launch_write(
-            matrix, normaliser, key, value, strength, empty, *new, correction, eps, gated
-        )
+        return triton_kernels.launch_write(matrix, normaliser, key, value, strength, empty, correction, eps, gated)
 
 
 @write_op.register_fake
 def _(matrix, normaliser, key, value, strength, empty, correction, eps, gated):
-    return _unwritten_memory(matrix, normaliser)
-
-
-def _unwritten_memory(matrix: Tensor, normaliser: Tensor) -> tuple[Tensor, Tensor]:
     return matrix.new_empty(matrix.shape), normaliser.new_empty(normaliser.shape)
 
 

@@ -92,10 +92,11 @@ def write(
             tl.store(new_normaliser + batch * num_features + features, z, mask=features < num_features)
 
 
-def launch_read(matrix: Tensor, normaliser: Tensor, query: Tensor, out: Tensor, eps: float) -> Tensor:
-    """Fill `out` (B, queries, width) with the reading of `query` (B, queries, features)."""
+def launch_read(matrix: Tensor, normaliser: Tensor, query: Tensor, eps: float) -> Tensor:
+    """The reading (B, queries, width) of `query` (B, queries, features)."""
     batch, queries, features = query.shape
     width = matrix.shape[2]
+    out = query.new_empty(batch, queries, width)
     rows, columns = 64, min(128, max(16, triton.next_power_of_2(width)))
     grid = (triton.cdiv(queries, rows), triton.cdiv(width, columns), batch)
     read[grid](
@@ -106,11 +107,12 @@ def launch_read(matrix: Tensor, normaliser: Tensor, query: Tensor, out: Tensor, 
 
 
 def launch_write(
-    matrix: Tensor, normaliser: Tensor, key: Tensor, value: Tensor, strength: Tensor, empty: Tensor,
-    new_matrix: Tensor, new_normaliser: Tensor, correction: bool, eps: float, gated: bool
+    matrix: Tensor, normaliser: Tensor, key: Tensor, value: Tensor, strength: Tensor, empty: Tensor, correction: bool,
+    eps: float, gated: bool
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Fill `new_matrix` (B, features, width) and `new_normaliser` (B, features) with the memory after all pairs."""
+    """The memory after all pairs: A (B, features, width) and z (B, features)."""
     batch, features, width = matrix.shape
+    new_matrix, new_normaliser = matrix.new_empty(matrix.shape), normaliser.new_empty(normaliser.shape)
     pairs = key.shape[1]
     columns = min(64, max(16, triton.next_power_of_2(width)))
     write[(triton.cdiv(width, columns), batch)](

@@ -11,10 +11,7 @@ from tessera.ops.gated_average.call import GatedAverageCall, GatedAverageState
 from tessera.ops.linear_recurrence.call import document_starts, expect_sequence
 
 # In order of preference: the first that supports the call runs it.
-BACKENDS = Backends("gated_average")
-BACKENDS.add("triton", triton)
-BACKENDS.add("chunked", chunked)
-BACKENDS.add("reference", reference)
+BACKENDS = Backends("gated_average", triton=triton, chunked=chunked, reference=reference)
 
 
 @explains_mistakes

@@ -18,12 +18,9 @@ from tessera.ops.kernel_regression.score_scale import scale_of_scores
 from tessera.ops.kernel_regression.window import Window
 
 # In order of preference: the first that supports the call runs it.
-BACKENDS = Backends("kernel_regression")
-BACKENDS.add("cpu_bfloat16", cpu_bfloat16)
-BACKENDS.add("fused", fused)
-BACKENDS.add("triton", triton)
-BACKENDS.add("chunked", chunked)
-BACKENDS.add("reference", reference)
+BACKENDS = Backends(
+    "kernel_regression", cpu_bfloat16=cpu_bfloat16, fused=fused, triton=triton, chunked=chunked, reference=reference
+)
 
 LARGEST_FUSED_SLOPE = 1000.0
 # Triton walks over all pairs of a head in one program; from some number of pairs on, the GPU lies idle too long.

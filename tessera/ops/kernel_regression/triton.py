@@ -13,11 +13,8 @@ import torch
 from torch import Tensor
 
 from tessera.base.first_derivative import only_first_derivative
-from tessera.kernels.base import Kernel
-from tessera.kernels.gaussian import Gaussian
-from tessera.kernels.normalized_relu import NormalizedReLU
+from tessera.kernels import Gaussian, Kernel, NormalizedReLU, ReLUmax
 from tessera.kernels.rectified_polynomial import AdaptivePolynomial
-from tessera.kernels.relumax import ReLUmax
 from tessera.ops.kernel_regression.call import Call
 from tessera.ops.triton_device import interleaved, unsupported_device
 

@@ -9,10 +9,7 @@ from tessera.ops.linear_recurrence import chunked, reference, triton
 from tessera.ops.linear_recurrence.call import RecurrenceCall
 
 # In order of preference: the first that supports the call runs it.
-BACKENDS = Backends("linear_recurrence")
-BACKENDS.add("triton", triton)
-BACKENDS.add("chunked", chunked)
-BACKENDS.add("reference", reference)
+BACKENDS = Backends("linear_recurrence", triton=triton, chunked=chunked, reference=reference)
 
 
 @explains_mistakes
