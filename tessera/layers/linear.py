@@ -49,7 +49,9 @@ class ScaledOutput(nn.Module):
     def forward(self, recalled: Float[Tensor, "B H T V"]) -> Hidden:
         """(B, H, T, V) -> (B, T, hidden)."""
         scale = self.log_scale.exp()
-        fold = self._can_fold(recalled.shape[0] * recalled.shape[2])
+        fold = not is_exporting() and is_plain_linear(self.projection, may_have_bias=True)
+        # For many steps the scale costs a pass over the weights rather than one over all steps.
+        fold = fold and recalled.shape[0] * recalled.shape[2] >= self.projection.in_features
         if not fold:
             recalled = recalled * scale.to(recalled.dtype)[:, None, None]
         heads = recalled.transpose(1, 2).flatten(2)
@@ -57,16 +59,9 @@ class ScaledOutput(nn.Module):
             heads = dropout(heads, self.head_dropout, self.training)
         if not fold:
             return self.projection(heads)
-        # For many steps the scale costs a pass over the weights rather than one over all steps.
         weight = self.projection.weight
         weight = weight * scale.to(weight.dtype).repeat_interleave(recalled.shape[-1])
         return linear(heads, weight, self.projection.bias)
-
-    def _can_fold(self, steps: int) -> bool:
-        """Whether the scales may be multiplied into the weight; an exported program takes any number of steps."""
-        if is_exporting() or not is_plain_linear(self.projection, may_have_bias=True):
-            return False
-        return steps >= self.projection.in_features
 
 
 class SwiGLU(nn.Module):

@@ -85,9 +85,7 @@ def _expect_padding_apart(real: Tensor, cache: Any, is_filled: bool) -> None:
         cache.ended_in_padding = not bool(real[:, -1].all())
 
 
-@torch.compiler.disable  # a compiled program would hold every step of a text by itself
-def _scan(*inputs: Tensor) -> Tensor:
-    return selective_scan(*inputs)
+_scan = torch.compiler.disable(selective_scan)  # a compiled program would hold every step of a text by itself
 
 
 def _scan_behind(

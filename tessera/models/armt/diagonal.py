@@ -80,8 +80,9 @@ def read_diagonally(
     is_complete = input_ids.shape[1] > 0 and input_ids.shape[1] % size == 0
     expect(is_complete, "read_diagonally", "input_ids", f"hold whole segments of {size} tokens", input_ids.shape[1])
     hidden, new, like = _read(model, input_ids, state)
-    pairs = zip(input_ids.split(size, 1), hidden)
-    return torch.cat([_logits(model, tokens, states, like)[:, :size] for tokens, states in pairs], 1), new
+    heads = [_Skip(model.config.num_memory_tokens, like, states) for states in hidden]
+    outputs = (_call(model, tokens, head, "logits") for tokens, head in zip(input_ids.split(size, 1), heads))
+    return torch.cat([output.logits[:, :size] for output in outputs], 1), new
 
 
 @torch.no_grad()
@@ -183,10 +184,6 @@ def _captured(model: ARMTForCausalLM, tokens: Tensor, like: Any = None) -> _Skip
     capture = _Skip(model.config.num_memory_tokens, like)
     _call(model, tokens, capture, "nothing")
     return capture
-
-
-def _logits(model: ARMTForCausalLM, tokens: Tensor, hidden: Tensor, like: Any) -> Tensor:
-    return _call(model, tokens, _Skip(model.config.num_memory_tokens, like, hidden), "logits").logits
 
 
 def _call(model: ARMTForCausalLM, tokens: Tensor, hooks: LayerHooks, needed: str) -> Any:

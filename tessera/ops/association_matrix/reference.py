@@ -8,17 +8,8 @@ from tessera.ops.association_matrix.call import ReadCall, WriteCall
 
 def run(call: ReadCall | WriteCall) -> Tensor | tuple[Tensor, Tensor]:
     """What a reading answers, or the memory that a writing leaves."""
-    return _read(call) if isinstance(call, ReadCall) else _write(call)
-
-
-def _read(call: ReadCall) -> Tensor:
-    """`A^T phi(q) / (z . phi(q) + eps)` for every query."""
-    query = call.query
-    return (query @ call.matrix.to(query.dtype)) / denominator(query, call.normaliser, call.eps)
-
-
-def _write(call: WriteCall) -> tuple[Tensor, Tensor]:
-    """The new A and z, all pairs at once or one after the other."""
+    if isinstance(call, ReadCall):
+        return (call.query @ call.matrix.to(call.query.dtype)) / denominator(call.query, call.normaliser, call.eps)
     if call.order == "parallel":
         return _write_together(call, call.matrix, call.normaliser, call.empty, slice(None))
     matrix, normaliser, empty = call.matrix, call.normaliser, call.empty

@@ -32,13 +32,10 @@ def unsupported_reason(call: Call) -> str | None:
         return f"the kernel {call.kernel.name!r} has no `forward` and `backward` (it is not a RowKernel)"
     if call.dropout:
         return "it has no dropout of weights"
-    if torch.compiler.is_compiling() and not _is_registered(call.kernel):
-        return f"a compiled program finds kernels by their name, and {call.kernel.name!r} is not registered"
+    name = call.kernel.name
+    if torch.compiler.is_compiling() and not (name in KERNELS and KERNELS[name] is type(call.kernel)):
+        return f"a compiled program finds kernels by their name, and {name!r} is not registered"
     return None
-
-
-def _is_registered(kernel: RowKernel) -> bool:
-    return kernel.name in KERNELS and KERNELS[kernel.name] is type(kernel)
 
 
 def run(call: Call) -> Tensor:

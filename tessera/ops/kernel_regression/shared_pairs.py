@@ -33,7 +33,7 @@ def is_one_sequence(call: Call) -> bool:
     if call.window is not None or call.pair_documents is not None:
         return False
     scales = [scale for scale in (call.slope, call.intercept) if scale is not None]
-    per_head = all(scale.dim() == 0 or (scale.shape[-1] == 1 and _batch_of(scale) == 1) for scale in scales)
+    per_head = all(scale.shape[-1:] in ((), (1,)) and (scale.dim() < 3 or scale.shape[0] == 1) for scale in scales)
     # An imagined CPU has the threads of no machine in particular.
     return per_head and (is_imagined() or query.shape[1] >= torch.get_num_threads())
 
@@ -52,7 +52,3 @@ def expanded(call: Call) -> Call:
         return call
     key, value = (pairs.expand(batch, -1, -1, -1) for pairs in (call.key, call.value))
     return replace(call, key=key, value=value)
-
-
-def _batch_of(scale: Tensor) -> int:
-    return scale.shape[0] if scale.dim() == 3 else 1
