@@ -88,7 +88,7 @@ class SegmentedPreTrainedModel(SavesWithCode):
 class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
     """A base model read segment by segment.
 
-    Subclasses make the memory's parameters (`_add_memory`), say what is done with them (`unread`, `hooks`,
+    Subclasses make the memory's parameters (`_add_memory`), say what is done with them (`unread_layers`, `hooks`,
     `next_layers`), and inherit from `GenerationMixin` themselves: transformers looks for it in every class on its own.
     """
 
@@ -130,7 +130,8 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         fuse_activations(base)
         for decoder in {base.base_model, base.get_decoder()}:  # OPT's head reads what stands inside its base model
             decoder.register_forward_hook(keep_last_hidden)
-        self.first_position, self._is_tried = first_position(base) if takes_positions(base) else None, False
+        self.first_position = first_position(base) if takes_positions(base) else None  # None: it counts by itself
+        self._is_tried = False
         self._fingerprint = Fingerprint()
         self._add_memory(config)
         self.post_init()
