@@ -11,11 +11,10 @@ from tessera.base.shapes import Float, Int
 from tessera.kernels import Kernel, kernel_from_config
 from tessera.ops.backends import Backend, Backends
 from tessera.ops.kernel_regression import chunked, cpu_bfloat16, fused, interception, reference, shared_pairs, triton
-from tessera.ops.kernel_regression.call import Call
+from tessera.ops.kernel_regression.call import Call, Window
 from tessera.ops.kernel_regression.interception import intercepted
 from tessera.ops.kernel_regression.reference import QueryWeights, chosen_query_weights
 from tessera.ops.kernel_regression.score_scale import scale_of_scores
-from tessera.ops.kernel_regression.window import Window
 
 # In order of preference: the first that supports the call runs it.
 BACKENDS = Backends(
