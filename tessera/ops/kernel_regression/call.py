@@ -1,7 +1,7 @@
 """The arguments of one kernel regression: which pairs a query sees, and a call, checked once (`check`) and handed to
 whichever implementation runs."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -158,8 +158,8 @@ class Call:
             documents = None if documents is None else documents[:, kept]
         elif not hides_nothing:
             return self
-        window = None if hides_nothing else window
-        return replace(self, key=key, value=value, window=window, query_offset=offset, pair_documents=documents)
+        window, rest = None if hides_nothing else window, (self.query_documents, documents, self.dropout)
+        return type(self)(self.query, key, value, self.kernel, self.slope, self.intercept, window, offset, *rest)
 
     def visible(self) -> Tensor | None:
         """The dense mask, broadcastable to (B, H, T, N); None when every query sees every pair."""
