@@ -12,10 +12,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tessera.models.forking import fork, state_tensors
 from tessera.models.sizes import state_bytes_per_token
-from tessera.testing import model_gradients
+from tessera.testing import model_case
 from tessera.testing.laws import REORDERED_FLOAT32, REORDERED_FLOAT64, laws_in, try_laws
-from tessera.testing.model_case import SEGMENT, STEPS, ModelCase, behind_a_segment, check_close, tokens
-from tessera.testing.model_gradients import gradients_of
+from tessera.testing.model_case import SEGMENT, STEPS, ModelCase, behind_a_segment, check_close, gradients_of, tokens
 
 LONG = [1, 130, 40, 129]  # more tokens than a block of any implementation has, in parts with other borders
 
@@ -332,4 +331,4 @@ def the_loss_is_that_of_the_logits(case: ModelCase) -> None:
         torch.testing.assert_close(lean.loss / (labels[:, 1:] != -100).sum(), expected)
 
 
-LAWS = laws_in({**globals(), **vars(model_gradients)}, ModelCase)
+LAWS = laws_in({**globals(), **vars(model_case)}, ModelCase)
