@@ -4,11 +4,12 @@ A loss is scaled there, by 65,536 at first, and gradients in front of such a div
 These operations, and what feeds them, are computed in float32.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
+
+from tessera.base.precision import without_autocast
 
 
 def is_active(x: Tensor) -> bool:
@@ -22,11 +23,6 @@ def widened(x: Tensor) -> Tensor:
     return x.float() if x.dtype == torch.float16 and is_active(x) else x
 
 
-@contextmanager
-def without(x: Tensor) -> Iterator[None]:
+def without(x: Tensor) -> AbstractContextManager[None]:
     """Inside, products keep their dtype if autocast would compute those of `x` in float16."""
-    if not is_active(x):
-        yield
-        return
-    with torch.autocast(x.device.type, enabled=False):
-        yield
+    return without_autocast(x) if is_active(x) else nullcontext()
