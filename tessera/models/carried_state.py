@@ -13,12 +13,12 @@ from tessera.base.state import State
 from tessera.models.causality import evaluating
 from tessera.models.forking import apart, fitting, state_tensors
 from tessera.models.recurrence import SegmentedForCausalLM, read_stream
+from tessera.models.recurrence.base_model import ATTENTION
 from tessera.models.recurrence.stream import progress_bar
 from tessera.models.strict_config import StrictConfig
 from tessera.models.transformer import context_limit
 
 BLOCK = 2048  # tokens that are read in one call
-ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}  # kinds of layers without a recurrence
 
 
 def state_name(model: Any) -> str:
