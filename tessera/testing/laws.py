@@ -8,6 +8,8 @@ from typing import Any
 REORDERED_FLOAT64 = 1e-10
 # The same sums in another order, float32, values of order one.
 REORDERED_FLOAT32 = 1e-5
+# More steps than a block of any implementation has, in parts with other borders.
+LONG = [1, 130, 40, 129]
 
 Laws = Mapping[str, Callable[[Any], None]]
 

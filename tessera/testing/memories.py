@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from tessera.base.errors import TesseraError
 from tessera.base.state import State
 from tessera.testing.derivatives import check_gradient
-from tessera.testing.laws import REORDERED_FLOAT64, laws_in, try_laws
+from tessera.testing.laws import LONG, REORDERED_FLOAT64, laws_in, try_laws
 
 BATCH, STEPS = 3, 23
 CHANGED = 14  # the step whose change no earlier answer may show
 CUTS = ([STEPS], [1] * STEPS, [7, 1, 13, 2], [2, 21])
-LONG = [1, 130, 40, 129]  # more steps than a block of any implementation has, in pieces with other borders
 # Where the documents of each row begin and end, and their numbers, which need not rise; -1 is padding.
 BORDERS = ((0, 5, 6, 17, STEPS), (0, 3, 11, 14, STEPS), (0, 9, 16, 22, STEPS))
 NUMBERS = ((7, 3, 40, 5), (9, -1, 1, 0), (2, 1, 0, -1))

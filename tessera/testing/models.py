@@ -13,10 +13,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from tessera.models.forking import fork, state_tensors
 from tessera.models.sizes import state_bytes_per_token
 from tessera.testing import model_case
-from tessera.testing.laws import REORDERED_FLOAT32, REORDERED_FLOAT64, laws_in, try_laws
+from tessera.testing.laws import LONG, REORDERED_FLOAT32, REORDERED_FLOAT64, laws_in, try_laws
 from tessera.testing.model_case import SEGMENT, STEPS, ModelCase, behind_a_segment, check_close, gradients_of, tokens
-
-LONG = [1, 130, 40, 129]  # more tokens than a block of any implementation has, in parts with other borders
 
 
 def check_model(make: Callable[[], PreTrainedModel], **case: Any) -> None:
