@@ -1,8 +1,30 @@
-"""Products of tiles, for every Triton kernel of the library."""
+"""Tensors as the library's Triton kernels address them, and products of tiles."""
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+
+class Matrix(NamedTuple):
+    """A (B, H, T, width) or (B, H, T) tensor for a kernel: its address and strides. A width must have stride 1."""
+
+    base: Tensor
+    batch: int
+    head: int
+    row: int
+
+
+def matrix(x: Tensor) -> Matrix:
+    """`x` (B, H, T, ...) as the kernels address it."""
+    return Matrix(x, x.stride(0), x.stride(1), x.stride(2))
+
+
+def rowwise(x: Tensor) -> Tensor:
+    """`x`, copied only if its rows are not stored densely."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 @triton.jit

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from tessera.ops.kernel_regression import triton_backward, triton_forward
 from tessera.ops.kernel_regression.triton import Plan, unwritten_gradients, unwritten_results
-from tessera.ops.kernel_regression.triton_tiles import Matrix, Scope
-from tessera.ops.triton_product import INTERPRETED, dot_precision
+from tessera.ops.kernel_regression.triton_tiles import Scope
+from tessera.ops.triton_product import INTERPRETED, dot_precision, matrix, rowwise
 
 
 class Tiles(NamedTuple):
@@ -39,16 +39,6 @@ def tiles_of(plan: Plan, query: Tensor, value: Tensor, kernel: str) -> Tiles:
     if kernel == "forward":
         return Tiles(128, 32 if plan.family == "fixed" else 64, 8, 3)
     return Tiles(64, 64, 8 if wide else 4, 2)
-
-
-def matrix(x: Tensor) -> Matrix:
-    """`x` (B, H, T, ...) as the kernels address it."""
-    return Matrix(x, x.stride(0), x.stride(1), x.stride(2))
-
-
-def rowwise(x: Tensor) -> Tensor:
-    """`x`, copied only if its rows are not stored densely."""
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def document_ranges(own: Tensor, other: Tensor, own_block: int, other_block: int) -> Tensor:

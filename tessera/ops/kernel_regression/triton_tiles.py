@@ -11,15 +11,6 @@ import triton.language as tl
 from torch import Tensor
 
 
-class Matrix(NamedTuple):
-    """A (B, H, T, width) tensor for a kernel: its address and strides. The last dimension must have stride 1."""
-
-    base: Tensor
-    batch: int
-    head: int
-    row: int
-
-
 class Scope(NamedTuple):
     """Sizes, and which pairs the queries see; tensors that a call does not have are stood in for by any other."""
 

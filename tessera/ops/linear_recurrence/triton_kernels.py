@@ -6,15 +6,13 @@ too few to fill the GPU, time is cut into segments: `segment_ends` reads x once 
 adds to the state, and `scan` starts from the fold of the segments before its own.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from tessera.ops.triton_device import interleaved
-from tessera.ops.triton_product import INTERPRETED
+from tessera.ops.triton_product import INTERPRETED, matrix, rowwise
 
 # Programs that keep the memory of a Hopper GPU busy when each has BYTES_IN_FLIGHT under way (benchmarks/gpu-notes.md).
 # With fewer heads of sequences than that, time is cut, at the price of reading x once more.
@@ -23,19 +21,10 @@ BYTES_IN_FLIGHT = 4096
 SHORTEST_SEGMENT = 128
 
 
-class Series(NamedTuple):
-    """A (B, H, T, K) or (B, H, T) tensor for a kernel: its address and strides. Channels must be dense."""
-
-    base: Tensor
-    batch: int
-    head: int
-    step: int
-
-
 @triton.jit
-def start_of(series, index, heads):
+def start_of(matrix, index, heads):
     """Address of the first time step of one head of one sequence; `index` counts heads of all sequences."""
-    return series.base + (index // heads) * series.batch + (index % heads) * series.head
+    return matrix.base + (index // heads) * matrix.batch + (index % heads) * matrix.head
 
 
 @triton.jit
@@ -85,10 +74,10 @@ def segment_ends(
     x_start, keep_start = start_of(x, index, heads), start_of(keep, index, heads)
     new_start = start_of(new, index, heads)
     for position in range(first, end, STEPS):
-        rows = load_block(x_start, x.step, position, end, steps, channels, width, REVERSE, STEPS)
-        factors = load_factors(keep_start, keep.step, position, end, steps, REVERSE, REVERSE, STEPS)
+        rows = load_block(x_start, x.row, position, end, steps, channels, width, REVERSE, STEPS)
+        factors = load_factors(keep_start, keep.row, position, end, steps, REVERSE, REVERSE, STEPS)
         if GATED:
-            shares = load_factors(new_start, new.step, position, end, steps, REVERSE, 0, STEPS)
+            shares = load_factors(new_start, new.row, position, end, steps, REVERSE, 0, STEPS)
         for i in tl.static_range(STEPS):
             state = state * factors[i] + (rows[i] * shares[i] if GATED else rows[i])
             shrink = shrink * factors[i]
@@ -123,15 +112,15 @@ def scan(
     x_start, keep_start, y_start = start_of(x, index, heads), start_of(keep, index, heads), start_of(y, index, heads)
     new_start = start_of(new, index, heads)
     for position in range(first, end, STEPS):
-        rows = load_block(x_start, x.step, position, end, steps, channels, width, False, STEPS)
-        factors = load_factors(keep_start, keep.step, position, end, steps, False, 0, STEPS)
+        rows = load_block(x_start, x.row, position, end, steps, channels, width, False, STEPS)
+        factors = load_factors(keep_start, keep.row, position, end, steps, False, 0, STEPS)
         if GATED:
-            shares = load_factors(new_start, new.step, position, end, steps, False, 0, STEPS)
+            shares = load_factors(new_start, new.row, position, end, steps, False, 0, STEPS)
         for i in tl.static_range(STEPS):
             state = state * factors[i] + (rows[i] * shares[i] if GATED else rows[i])
             step = position + i + tl.zeros_like(channels)
             inside = (step < end) & (channels < width)
-            tl.store(y_start + step.to(tl.int64) * y.step + channels, state.to(y.base.dtype.element_ty), mask=inside)
+            tl.store(y_start + step.to(tl.int64) * y.row + channels, state.to(y.base.dtype.element_ty), mask=inside)
     if end == steps:
         tl.store(last + index * width + channels, state, mask=channels < width)
 
@@ -156,13 +145,13 @@ def scan_backward(
     keep_start, new_start = start_of(keep, index, heads), start_of(new, index, heads)
     dx_start = start_of(dx, index, heads)
     for position in range(first, end, STEPS):
-        grads = load_block(grad_start, grad.step, position, end, steps, channels, width, True, STEPS)
+        grads = load_block(grad_start, grad.row, position, end, steps, channels, width, True, STEPS)
         # Counted from the end, y_{t-1} stands one place further.
-        earlier = load_block(y_start, y.step, position + 1, end + (end < steps), steps, channels, width, True, STEPS)
-        factors = load_factors(keep_start, keep.step, position, end, steps, True, 1, STEPS)
+        earlier = load_block(y_start, y.row, position + 1, end + (end < steps), steps, channels, width, True, STEPS)
+        factors = load_factors(keep_start, keep.row, position, end, steps, True, 1, STEPS)
         if GATED:
-            rows = load_block(x_start, x.step, position, end, steps, channels, width, True, STEPS)
-            shares = load_factors(new_start, new.step, position, end, steps, True, 0, STEPS)
+            rows = load_block(x_start, x.row, position, end, steps, channels, width, True, STEPS)
+            shares = load_factors(new_start, new.row, position, end, steps, True, 0, STEPS)
         for i in tl.static_range(STEPS):
             total = total * factors[i] + grads[i]
             step = position + i + tl.zeros_like(channels)
@@ -173,19 +162,9 @@ def scan_backward(
             column = tl.zeros((1,), tl.int64) + steps - 1 - (position + i)
             tl.store(pulls + index * steps + column, pull, mask=column >= steps - end)
             gradient = total * shares[i] if GATED else total
-            tl.store(dx_start + row * dx.step + channels, gradient.to(dx.base.dtype.element_ty), mask=inside)
+            tl.store(dx_start + row * dx.row + channels, gradient.to(dx.base.dtype.element_ty), mask=inside)
     if end == steps:
         tl.store(last + index * width + channels, total, mask=channels < width)
-
-
-def series(x: Tensor) -> Series:
-    """`x` (B, H, T) or (B, H, T, K) as the kernels address it."""
-    return Series(x, x.stride(0), x.stride(1), x.stride(2))
-
-
-def dense(x: Tensor) -> Tensor:
-    """`x` (B, H, T, K), copied only if its channels are not stored side by side."""
-    return x if x.stride(3) == 1 else x.contiguous()
 
 
 class _Layout:
@@ -225,20 +204,20 @@ class _Layout:
         """Fill `ends` and `shrinks`: what each segment adds to its carry, and by what it multiplies it."""
         if self.segments > 1:
             segment_ends[self.grid](
-                series(x), series(keep if new is None else new), series(keep), self.ends, self.shrinks, *self.sizes(),
+                matrix(x), matrix(keep if new is None else new), matrix(keep), self.ends, self.shrinks, *self.sizes(),
                 REVERSE=reverse, **self.constants(new is not None)
             )  # fmt: skip
 
 
 def forward(x: Tensor, new: Tensor | None, keep: Tensor, initial: Tensor | None) -> tuple[Tensor, Tensor]:
     """What `triton.recur` returns. Two passes over memory, read and write; three when time is cut into segments."""
-    x = dense(x)
+    x = rowwise(x)
     layout, y = _Layout(x), interleaved(x, x.shape[3])
     first = x.new_zeros(layout.series, layout.width) if initial is None else initial.contiguous()
     last = torch.empty(layout.series, layout.width, dtype=torch.float32, device=x.device)
     layout.close_segments(x, new, keep, reverse=False)
     scan[layout.grid](
-        series(x), series(keep if new is None else new), series(keep), first, layout.ends, layout.shrinks, series(y),
+        matrix(x), matrix(keep if new is None else new), matrix(keep), first, layout.ends, layout.shrinks, matrix(y),
         last, *layout.sizes(), **layout.constants(new is not None)
     )  # fmt: skip
     return y, last.view(*x.shape[:2], layout.width)
@@ -248,7 +227,7 @@ def backward(
     grad: Tensor, x: Tensor, y: Tensor, new: Tensor | None, keep: Tensor, initial: Tensor | None, final: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `triton.recur_backward` returns."""
-    grad, x = dense(grad), dense(x)
+    grad, x = rowwise(grad), rowwise(x)
     layout, dx = _Layout(grad, backward=True), interleaved(x, x.shape[3])
     zeros = x.new_zeros(layout.series, layout.width)
     enters = zeros if final is None else final.contiguous()
@@ -257,7 +236,7 @@ def backward(
     last = torch.empty(layout.series, layout.width, dtype=torch.float32, device=x.device)
     layout.close_segments(grad, None, keep, reverse=True)
     scan_backward[layout.grid](
-        series(grad), series(x), series(y), series(keep if new is None else new), series(keep), enters, first,
-        layout.ends, layout.shrinks, series(dx), pulls, last, *layout.sizes(), **layout.constants(new is not None)
+        matrix(grad), matrix(x), matrix(y), matrix(keep if new is None else new), matrix(keep), enters, first,
+        layout.ends, layout.shrinks, matrix(dx), pulls, last, *layout.sizes(), **layout.constants(new is not None)
     )  # fmt: skip
     return dx, pulls, last.view(*x.shape[:2], layout.width)
