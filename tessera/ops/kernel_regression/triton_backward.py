@@ -92,8 +92,7 @@ def queries_backward(
     tl.store(deltas + row_index * scope.num_queries + rows, delta, mask=inside)
     d_slope = tl.sum(moved * q.to(tl.float32), 1)
     tl.store(d_slopes + row_index * scope.num_queries + rows, d_slope, mask=inside)
-    d_query_start = start_of(d_query, batch, head)
-    store_tile(d_query_start, d_query.row, rows, scope.num_queries, moved * slope[:, None], KEY_WIDTH, KEY_BLOCK)
+    store_tile(d_query, batch, head, rows, scope.num_queries, moved * slope[:, None], KEY_WIDTH, KEY_BLOCK)
 
 
 @triton.jit
@@ -156,6 +155,5 @@ def pairs_backward(
             dz = tl.where(pairs[:, None] == where[None, :], dz - total[None, :], dz)
         moved_value = product(weights.to(dy.dtype), dy, moved_value, PRECISION)
         moved_key = product((dz * slope[None, :]).to(q.dtype), q, moved_key, PRECISION)
-    store_tile(start_of(d_key, batch, head), d_key.row, pairs, scope.num_pairs, moved_key, KEY_WIDTH, KEY_BLOCK)
-    d_value_start = start_of(d_value, batch, head)
-    store_tile(d_value_start, d_value.row, pairs, scope.num_pairs, moved_value, VALUE_WIDTH, VALUE_BLOCK)
+    store_tile(d_key, batch, head, pairs, scope.num_pairs, moved_key, KEY_WIDTH, KEY_BLOCK)
+    store_tile(d_value, batch, head, pairs, scope.num_pairs, moved_value, VALUE_WIDTH, VALUE_BLOCK)

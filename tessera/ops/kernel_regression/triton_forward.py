@@ -83,9 +83,7 @@ def softmax_forward(
         y = product(weights.to(v.dtype), v, y, PRECISION)
         largest = raised_to
     norm = inverse(total)
-    store_tile(
-        start_of(out, batch, head), out.row, rows, scope.num_queries, y * norm[:, None], VALUE_WIDTH, VALUE_BLOCK
-    )
+    store_tile(out, batch, head, rows, scope.num_queries, y * norm[:, None], VALUE_WIDTH, VALUE_BLOCK)
     store_statistics(statistics, scope, row_index, rows, tl.where(total > 0, largest, 0.0), tl.zeros_like(norm), norm)
 
 
@@ -154,7 +152,7 @@ def rectified_forward(
             share = 1.0 / tl.maximum(count, 1.0)
             y = tl.where((total <= 0)[:, None], even * share[:, None], y)
             norm = tl.where((total <= 0) & (count > 0), -share, norm)
-    store_tile(start_of(out, batch, head), out.row, rows, scope.num_queries, y, VALUE_WIDTH, VALUE_BLOCK)
+    store_tile(out, batch, head, rows, scope.num_queries, y, VALUE_WIDTH, VALUE_BLOCK)
     store_statistics(statistics, scope, row_index, rows, center, tau, norm)
 
 
@@ -265,13 +263,9 @@ def threshold_forward(
             total_slope += tl.sum(power, 1)
             y_smooth = product(power.to(v.dtype), v, y_smooth, PRECISION)
     norm = inverse(total)
-    store_tile(
-        start_of(out, batch, head), out.row, rows, scope.num_queries, y * norm[:, None], VALUE_WIDTH, VALUE_BLOCK
-    )
+    store_tile(out, batch, head, rows, scope.num_queries, y * norm[:, None], VALUE_WIDTH, VALUE_BLOCK)
     if SAVE:
         # NaN where the weights are; slopes of order 0 are not.
         y_smooth = y_smooth / tl.maximum(total_slope, 1e-30)[:, None] + 0.0 * total[:, None]
-        store_tile(
-            start_of(smooth, batch, head), smooth.row, rows, scope.num_queries, y_smooth, VALUE_WIDTH, VALUE_BLOCK
-        )
+        store_tile(smooth, batch, head, rows, scope.num_queries, y_smooth, VALUE_WIDTH, VALUE_BLOCK)
         store_statistics(statistics, scope, row_index, rows, largest, tau, norm)

@@ -43,14 +43,14 @@ def load_tile(start, stride, rows, count, WIDTH: tl.constexpr, BLOCK: tl.constex
 
 
 @triton.jit
-def store_tile(start, stride, rows, count, tile, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """The inverse of `load_tile`."""
+def store_tile(matrix, batch, head, rows, count, tile, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """The inverse of `load_tile`, into one head of a `Matrix`."""
     columns = tl.arange(0, BLOCK)
     inside = (rows < count)[:, None]
     if WIDTH != BLOCK:
         inside = inside & (columns < WIDTH)[None, :]
-    address = start + rows.to(tl.int64)[:, None] * stride + columns[None, :]
-    tl.store(address, tile.to(start.dtype.element_ty), mask=inside)
+    address = start_of(matrix, batch, head) + rows.to(tl.int64)[:, None] * matrix.row + columns[None, :]
+    tl.store(address, tile.to(matrix.base.dtype.element_ty), mask=inside)
 
 
 @triton.jit
