@@ -10,7 +10,6 @@ import triton.language as tl
 
 from tessera.ops.kernel_regression.triton_forward import scores_of
 from tessera.ops.kernel_regression.triton_tiles import (
-    delay_of,
     load_column,
     load_statistics,
     load_tile,
@@ -51,14 +50,9 @@ def queries_backward(
     WINDOW: tl.constexpr, SPANNED: tl.constexpr, DOCUMENTS: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     """Gradients of queries, slopes and intercepts; leaves delta, and the rows' sums for relumax, to the pairs' side."""
-    block, row_index, batch, head = place(scope)
-    rows = block * ROWS + tl.arange(0, ROWS)
+    block, row_index, batch, head, rows, positions, delay = place(scope, ROWS, WINDOW)
     inside = rows < scope.num_queries
-    positions = rows + scope.offset
-    delay = delay_of(scope, batch, WINDOW)
-    start, end, clear_start, clear_end = pairs_met(
-        scope, block * ROWS + scope.offset, batch, block, delay, ROWS, PAIRS, WINDOW, SPANNED, DOCUMENTS
-    )
+    start, end, clear_start, clear_end = pairs_met(scope, batch, block, delay, ROWS, PAIRS, WINDOW, SPANNED, DOCUMENTS)
     q = load_tile(start_of(query, batch, head), query.row, rows, scope.num_queries, KEY_WIDTH, KEY_BLOCK)
     dy = load_tile(start_of(grad, batch, head), grad.row, rows, scope.num_queries, VALUE_WIDTH, VALUE_BLOCK)
     y = load_tile(start_of(result, batch, head), result.row, rows, scope.num_queries, VALUE_WIDTH, VALUE_BLOCK)
@@ -116,12 +110,11 @@ def pairs_backward(
     WINDOW: tl.constexpr, SPANNED: tl.constexpr, DOCUMENTS: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     """Gradients of keys and values: one block of pairs, over the queries that may see them. Tiles are (PAIRS, ROWS)."""
-    _, row_index, batch, head = place(scope)
+    _, row_index, batch, head, _, _, delay = place(scope, ROWS, WINDOW)
     block = tl.program_id(0)
     pairs = block * PAIRS + tl.arange(0, PAIRS)
-    delay = delay_of(scope, batch, WINDOW)
     start, end, clear_start, clear_end = queries_met(
-        scope, block * PAIRS, batch, block, delay, ROWS, PAIRS, WINDOW, SPANNED, DOCUMENTS
+        scope, batch, block, delay, ROWS, PAIRS, WINDOW, SPANNED, DOCUMENTS
     )
     k = load_tile(start_of(key, batch, head), key.row, pairs, scope.num_pairs, KEY_WIDTH, KEY_BLOCK)
     v = load_tile(start_of(value, batch, head), value.row, pairs, scope.num_pairs, VALUE_WIDTH, VALUE_BLOCK)

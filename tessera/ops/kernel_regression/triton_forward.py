@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 
 from tessera.ops.kernel_regression.triton_tiles import (
-    delay_of,
     inverse,
     load_column,
     load_tile,
@@ -55,13 +54,8 @@ def softmax_forward(
     WINDOW: tl.constexpr, SPANNED: tl.constexpr, DOCUMENTS: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     """Gaussian kernel: one sweep with a running maximum."""
-    block, row_index, batch, head = place(scope)
-    rows = block * ROWS + tl.arange(0, ROWS)
-    positions = rows + scope.offset
-    delay = delay_of(scope, batch, WINDOW)
-    start, end, clear_start, clear_end = pairs_met(
-        scope, block * ROWS + scope.offset, batch, block, delay, ROWS, PAIRS, WINDOW, SPANNED, DOCUMENTS
-    )
+    block, row_index, batch, head, rows, positions, delay = place(scope, ROWS, WINDOW)
+    start, end, clear_start, clear_end = pairs_met(scope, batch, block, delay, ROWS, PAIRS, WINDOW, SPANNED, DOCUMENTS)
     q = load_tile(start_of(query, batch, head), query.row, rows, scope.num_queries, KEY_WIDTH, KEY_BLOCK)
     slope = load_column(slopes, batch, head, rows, scope.num_queries) * 1.4426950408889634
     key_start, value_start = start_of(key, batch, head), start_of(value, batch, head)
@@ -97,13 +91,8 @@ def rectified_forward(
 ):  # fmt: skip
     """Normalised rectified scores: ANCHORED at the best match (relumax: a sweep for it, kept in `best`), or as they are
     (normalized_relu: where all are 0, a second sweep shares the weight evenly)."""
-    block, row_index, batch, head = place(scope)
-    rows = block * ROWS + tl.arange(0, ROWS)
-    positions = rows + scope.offset
-    delay = delay_of(scope, batch, WINDOW)
-    start, end, clear_start, clear_end = pairs_met(
-        scope, block * ROWS + scope.offset, batch, block, delay, ROWS, PAIRS, WINDOW, SPANNED, DOCUMENTS
-    )
+    block, row_index, batch, head, rows, positions, delay = place(scope, ROWS, WINDOW)
+    start, end, clear_start, clear_end = pairs_met(scope, batch, block, delay, ROWS, PAIRS, WINDOW, SPANNED, DOCUMENTS)
     q = load_tile(start_of(query, batch, head), query.row, rows, scope.num_queries, KEY_WIDTH, KEY_BLOCK)
     slope = load_column(slopes, batch, head, rows, scope.num_queries)
     key_start, value_start = start_of(key, batch, head), start_of(value, batch, head)
@@ -229,13 +218,8 @@ def threshold_forward(
 ):  # fmt: skip
     """Rectified polynomials of adaptive bandwidth (alpha-entmax): a sweep for the maxima of groups of pairs, two or
     three for Newton's steps on tau, one for the output. `smooth` = sum_i u_i^(r-1) v_i / sum_i u_i^(r-1): gradient."""
-    block, row_index, batch, head = place(scope)
-    rows = block * ROWS + tl.arange(0, ROWS)
-    positions = rows + scope.offset
-    delay = delay_of(scope, batch, WINDOW)
-    start, end, clear_start, clear_end = pairs_met(
-        scope, block * ROWS + scope.offset, batch, block, delay, ROWS, PAIRS, WINDOW, SPANNED, DOCUMENTS
-    )
+    block, row_index, batch, head, rows, positions, delay = place(scope, ROWS, WINDOW)
+    start, end, clear_start, clear_end = pairs_met(scope, batch, block, delay, ROWS, PAIRS, WINDOW, SPANNED, DOCUMENTS)
     q = load_tile(start_of(query, batch, head), query.row, rows, scope.num_queries, KEY_WIDTH, KEY_BLOCK)
     slope = load_column(slopes, batch, head, rows, scope.num_queries) * (1.0 / ORDER)
     key_start, value_start = start_of(key, batch, head), start_of(value, batch, head)

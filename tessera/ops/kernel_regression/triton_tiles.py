@@ -60,10 +60,17 @@ def load_column(column, batch, head, rows, count):
 
 
 @triton.jit
-def place(scope):
-    """(block, index of the head among all heads, batch, head) of this program; the longest blocks start first."""
+def place(scope, ROWS: tl.constexpr, WINDOW: tl.constexpr):
+    """(block, index of the head among all heads, batch, head) of this program; the longest blocks start first.
+
+    Behind them the rows and the positions of the block's queries, and the delay of the sequence. WINDOW: 0 none, 1 one
+    delay for all, 2 one per sequence.
+    """
     index = tl.program_id(1).to(tl.int64)
-    return tl.num_programs(0) - 1 - tl.program_id(0), index, index // scope.heads, index % scope.heads
+    block, batch = tl.num_programs(0) - 1 - tl.program_id(0), index // scope.heads
+    rows = block * ROWS + tl.arange(0, ROWS)
+    delay = tl.load(scope.delays + batch) if WINDOW == 2 else scope.delay + tl.zeros((), tl.int32)
+    return block, index, batch, index % scope.heads, rows, rows + scope.offset, delay
 
 
 @triton.jit
@@ -89,18 +96,13 @@ def load_statistics(statistics, scope, index, rows):
 
 
 @triton.jit
-def delay_of(scope, batch, WINDOW: tl.constexpr):
-    """The delay of one sequence. WINDOW: 0 none, 1 one delay for all, 2 one per sequence."""
-    return tl.load(scope.delays + batch) if WINDOW == 2 else scope.delay + tl.zeros((), tl.int32)
-
-
-@triton.jit
 def pairs_met(
-    scope, first, batch, block, delay, ROWS: tl.constexpr, PAIRS: tl.constexpr, WINDOW: tl.constexpr,
+    scope, batch, block, delay, ROWS: tl.constexpr, PAIRS: tl.constexpr, WINDOW: tl.constexpr,
     SPANNED: tl.constexpr, DOCUMENTS: tl.constexpr
 ):  # fmt: skip
-    """For the queries at positions first .. first + ROWS - 1: (start, end) of the pairs that any of them may see, and
-    (clear_start, clear_end) of those that all of them see as far as the window is concerned."""
+    """For a block of queries: (start, end) of the pairs that any of them may see, and (clear_start, clear_end) of those
+    that all of them see as far as the window is concerned."""
+    first = block * ROWS + scope.offset
     start = tl.zeros((), tl.int32)
     end = scope.num_pairs + tl.zeros((), tl.int32)
     clear_start, clear_end = start, end
@@ -119,10 +121,11 @@ def pairs_met(
 
 @triton.jit
 def queries_met(
-    scope, first, batch, block, delay, ROWS: tl.constexpr, PAIRS: tl.constexpr, WINDOW: tl.constexpr,
+    scope, batch, block, delay, ROWS: tl.constexpr, PAIRS: tl.constexpr, WINDOW: tl.constexpr,
     SPANNED: tl.constexpr, DOCUMENTS: tl.constexpr
 ):  # fmt: skip
-    """The same from the side of pairs first .. first + PAIRS - 1: the rows that may, and those that all, see them."""
+    """The same from the side of a block of pairs: the rows that may, and those that all, see them."""
+    first = block * PAIRS
     start = tl.zeros((), tl.int32)
     end = scope.num_queries + tl.zeros((), tl.int32)
     clear_start, clear_end = start, end
