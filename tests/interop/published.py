@@ -1,9 +1,20 @@
-"""Published checkpoints with tensors in them that are no weights."""
+"""Published checkpoints: their gradients, and tensors in them that are no weights."""
 
 import torch
 
 from tessera.base.errors import TesseraError
 from tessera.interop import from_reference
+from tests.tolerances import GOLDEN_GRADIENT
+
+
+def expect_gradients(loss, leaves, expected, relative=GOLDEN_GRADIENT):
+    """Of the loss, under the published names: the import is a differentiable function of the checkpoint `leaves`."""
+    assert expected
+    gradients = torch.autograd.grad(loss, [leaves[name] for name in expected], allow_unused=True)
+    for (name, theirs), gradient in zip(expected.items(), gradients):
+        gradient = torch.zeros_like(theirs) if gradient is None else gradient.double()
+        bound = relative * theirs.abs().max().item()
+        torch.testing.assert_close(gradient, theirs, rtol=0, atol=bound, msg=lambda text, name=name: f"{name}: {text}")
 
 
 def hostile_variants(tensor):
@@ -37,8 +48,7 @@ def expect_refusals(source, weights, arguments):
             try:
                 model = from_reference(source, {**weights, parameter: hostile}, arguments)
             except TesseraError as caught:
-                lines = str(caught).splitlines()
-                assert len(lines) == 1, (parameter, what)
+                assert "\n" not in str(caught), (parameter, what)  # noqa: PT017
                 continue
             for (name, one), other in zip(model.state_dict().items(), original.state_dict().values(), strict=True):
                 assert torch.equal(one, other), f"{parameter}, {what}: taken as {name}"
