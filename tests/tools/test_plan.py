@@ -17,6 +17,7 @@ from tessera.recipes.model_section import untrained_config
 from tessera.recipes.recipe import read_recipe
 from tessera.tools.plan import _mesh, plan, step_memory
 from tessera.training.distributed import shard
+from tests.refusals import refused
 
 SMALL = ("model.num_layers=2", "model.hidden_size=64", "data.context=64", "training.micro_batch_size=2")
 
@@ -136,22 +137,17 @@ def test_what_does_not_fit(without_memory):
 
 
 def test_refusals():
-    with pytest.raises(TesseraError, match="must be a multiple of the 3 processes"):
-        plan(small(), 3)
-    with pytest.raises(TesseraError, match=r"training\.curriculum must be empty; got \d+ stages") as refused:
+    refused("must be a multiple of the 3 processes", plan, small(), 3)
+    needed = r"data\.document_ids must be false for model type llama"
+    refused(needed, plan, read_recipe("llama-small-4k", ["data.document_ids=true", "model.num_hidden_layers=1"]))
+
+
+def test_the_longest_stage_of_a_curriculum_is_planned_as_the_refusal_says(without_memory):
+    with pytest.raises(TesseraError, match=r"training\.curriculum must be empty; got \d+ stages") as caught:
         plan(read_recipe("armt-babilong-qa1"))
-    longest_stage = read_recipe("armt-babilong-qa1", str(refused.value).split("as a text: ")[1].split())
+    longest_stage = read_recipe("armt-babilong-qa1", str(caught.value).split("as a text: ")[1].split())
     assert longest_stage.data.context == 16 * longest_stage.model["segment_size"]
     assert untrained_config(longest_stage).vocab_size == 1510, "the words of the task"
-    with pytest.raises(TesseraError, match=r"data\.document_ids must be false for model type llama"):
-        plan(read_recipe("llama-small-4k", ["data.document_ids=true", "model.num_hidden_layers=1"]))
-
-
-@pytest.mark.grid
-def test_the_longest_stage_is_planned_as_the_refusal_says():
-    with pytest.raises(TesseraError) as refused:
-        plan(read_recipe("armt-babilong-qa1"))
-    longest_stage = read_recipe("armt-babilong-qa1", str(refused.value).split("as a text: ")[1].split())
     assert plan(longest_stage, 1)["memory"]["peak"] > 0
 
 
@@ -171,11 +167,13 @@ MEASURED = {
     "v1": "model: {type: memory_mosaic, hidden_size: 256, num_layers: 6, num_heads: 4}",
     "llama": "model: {type: transformer, positions: rope, hidden_size: 256, num_layers: 6, num_heads: 4}",
 }
+TRAINING = "batch_size: 8, steps: 2, warmup_steps: 1, evaluate_sequences: 1, precision: fp32"
 SETTINGS = {
     "plain": "micro_batch_size: 8",
     "accumulated": "micro_batch_size: 4",
     "checkpointed": "micro_batch_size: 8, gradient_checkpointing: true",
 }
+SMALL_RUN = ("training.batch_size=1", "training.micro_batch_size=1", "model.num_layers=1", "model.hidden_size=32")
 # The most memory that the process ever had, read by the system. Freed memory goes back to it at once.
 CHILD = """
 import resource, sys
@@ -186,9 +184,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0", "OMP_NUM_THREADS": "1"}
 
 
-def resident(recipe, run):
+def resident(recipe, overrides, run):
     environment = {**os.environ, **MALLOC}
-    command = [sys.executable, "-c", CHILD, str(recipe), "--output", str(run)]
+    command = [sys.executable, "-c", CHILD, str(recipe), *overrides, "--output", str(run)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     return int(done.stdout.split()[-1])
@@ -202,21 +200,14 @@ def test_memory_of_real_runs(model, settings, tmp_path):
     """The growth of a process's resident memory from a small run to a large one, within a tenth."""
     text = tmp_path / "text.txt"
     text.write_text("Once upon a time there was a memory. " * 2000)
-    recipes, resident_bytes, planned = {}, {}, {}
-    for size, batch in (("large", 8), ("small", 1)):
-        recipes[size] = tmp_path / f"{size}.yaml"
-        layers = MEASURED[model] if size == "large" else MEASURED[model].replace("num_layers: 6", "num_layers: 1")
-        layers = layers if size == "large" else layers.replace("256", "32").replace("704", "32")
-        training = SETTINGS[settings].replace("micro_batch_size: ", f"batch_size: {batch}, micro_batch_size: ")
-        if size == "small":
-            training = training.replace("micro_batch_size: 8", "micro_batch_size: 1")
-            training = training.replace("micro_batch_size: 4", "micro_batch_size: 1")
-        recipes[size].write_text(
-            f"{layers}\ntokenizer: {{type: byte}}\ndata: {{source: {json.dumps(str(text))}, context: 256}}\n"
-            f"training: {{steps: 2, {training}, precision: fp32, evaluate_sequences: 1, warmup_steps: 1}}\n"
-        )
-        planned[size] = plan(read_recipe(recipes[size]), device_type="cpu")["memory"]["peak"]
-        resident_bytes[size] = resident(recipes[size], tmp_path / size)
-    measured = resident_bytes["large"] - resident_bytes["small"]
+    recipe, resident_bytes, planned = tmp_path / "recipe.yaml", [], []
+    recipe.write_text(
+        f"{MEASURED[model]}\ntokenizer: {{type: byte}}\ndata: {{source: {json.dumps(str(text))}, context: 256}}\n"
+        f"training: {{{TRAINING}, {SETTINGS[settings]}}}\n"
+    )
+    for overrides in ((), (*SMALL_RUN, *(["model.intermediate_size=32"] if model == "v2" else []))):
+        planned.append(plan(read_recipe(recipe, overrides), device_type="cpu")["memory"]["peak"])
+        resident_bytes.append(resident(recipe, overrides, tmp_path / str(len(planned))))
+    measured = resident_bytes[0] - resident_bytes[1]
     assert measured > 100e6
-    assert planned["large"] - planned["small"] == pytest.approx(measured, rel=0.1)
+    assert planned[0] - planned[1] == pytest.approx(measured, rel=0.1)
