@@ -49,7 +49,12 @@ def test_values_that_are_no_dataclass():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"parts": [{"size": 1}, {"size": 1, "rat": 2}]}, "here: parts[1].rat is not a known key; got 2."),
+        (
+            {"parts": [{"size": 1}, {"size": 1, "rat": 2}]},
+            "here: parts[1].rat is not a known key; got 2.",
+        ),
+        ({"parts": [{}]}, "here: parts[0].size must be given (an integer); got nothing."),
+        ({"parts": [{"size": "x"}]}, "here: parts[0].size must be an integer; got 'x'."),
         ({"parts": [{"size": 0}]}, "here: parts[0].size must be positive; got 0."),
         ({"parts": [3]}, "here: parts[0] must be a mapping; got 3."),
         ({"factors": [1, "x"]}, "here: factors must be a list of number; got [1, 'x']."),
