@@ -14,14 +14,13 @@ from tessera.models import MODELS
 ROOT = Path(__file__).parents[2]
 HOW_TO = sorted((ROOT / "docs" / "how-to").glob("*.md"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *HOW_TO]
-THEIR_WARNINGS = pytest.mark.filterwarnings("ignore")
 # Comments that end a block are what it prints, with an explanation behind three spaces.
 PRINTED = re.compile(r"((?:^# .*\n)+)\Z", re.MULTILINE)
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 # What the libraries that these pages are about warn of, and those that take long on a busy machine.
-SLOW_AND_WARNED = [THEIR_WARNINGS, pytest.mark.slow]
+SLOW_AND_WARNED = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 MARKS = {"memories": [pytest.mark.slow], "fine-tune": SLOW_AND_WARNED, "export": SLOW_AND_WARNED}
 
 
@@ -56,7 +55,7 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
 TOOL = runpy.run_path(str(DOCS / "tutorial_outputs.py"), run_name="tutorial_outputs")
 
 
@@ -80,4 +79,3 @@ def test_outputs_are_of_the_cells_that_are_there(page):
 def test_the_site_has_the_pages_as_they_are_written_by_hand():
     page = "a\n```{code-cell}\nprint(1)\n```\n\n<!-- output of 12ab -->\n```text\n1\n```\n<!-- end of output -->\n\nb\n"
     assert TOOL["without_outputs"](page) == "a\n```{code-cell}\nprint(1)\n```\n\nb\n"
-    assert "without_outputs" in (DOCS / "conf.py").read_text(encoding="utf-8")

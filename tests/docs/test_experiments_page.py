@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from tessera.base.errors import TesseraError
 from tessera.papers import results as module
 from tessera.papers.experiment import EXPERIMENTS
 from tessera.papers.results import END, MARKED, ResultsFile, report_text, with_tables
 from tests.docs.test_code_blocks import ROOT
+from tests.refusals import refused
 
 PAGES = ROOT / "docs" / "experiments"
 STORED = [name for name in EXPERIMENTS if (ROOT / "results" / name / "cpu.json").exists()]
@@ -56,12 +56,12 @@ def test_what_is_written_by_hand_stays_and_tables_are_made_anew():
     assert with_tables(made, ROOT / "results") == made
 
 
-def test_a_table_that_there_is_not_is_told():
-    with pytest.raises(TesseraError, match="regbench/cpu: a table must be one of .*Settings.*; got 'Setings'"):
-        with_tables(f"<!-- table regbench/cpu: Setings -->\n{END}", ROOT / "results")
-
-
-def test_a_table_of_results_that_there_are_not_is_told(tmp_path):
-    told = r"cpu.json must be there; it is not. `tessera reproduce regbench --budget cpu` makes it."
-    with pytest.raises(TesseraError, match=told):
-        with_tables(f"<!-- table regbench/cpu: Settings -->\n{END}", tmp_path)
+@pytest.mark.parametrize(
+    ("title", "folder", "message"),
+    [
+        ("Setings", ROOT / "results", "regbench/cpu: a table must be one of .*Settings.*; got 'Setings'"),
+        ("Settings", ROOT, "cpu.json must be there; it is not. `tessera reproduce regbench --budget cpu` makes it."),
+    ],
+)
+def test_a_table_that_there_is_not_is_told(title, folder, message):
+    refused(message, with_tables, f"<!-- table regbench/cpu: {title} -->\n{END}", folder)

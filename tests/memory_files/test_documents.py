@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tessera.base.errors import TesseraError
 from tessera.data.tokenizers import byte_tokenizer, train_bpe
 from tessera.memory_files.document import document_paths, read_document_text
 from tests.memory_files.documents import SENTENCES, write_documents
@@ -45,10 +44,8 @@ def test_pdf_docx_html_and_epub(tmp_path):
         damaged = tmp_path / f"damaged{path.suffix}"
         damaged.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
         if path.suffix != ".html":
-            with pytest.raises(
-                TesseraError, match=rf"damaged.*: cannot be read as {path.suffix[1:]} \((?!File conv).+\)\.$"
-            ):
-                read_document_text(damaged, byte_tokenizer(), "damaged", "test")
+            message = rf"damaged.*: cannot be read as {path.suffix[1:]} \((?!File conv).+\)\.$"
+            refused(message, read_document_text, damaged, byte_tokenizer(), "damaged", "test")
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -81,6 +78,6 @@ def test_every_bundled_book_has_a_name(tmp_path, monkeypatch):
 
 def test_packed_documents_are_refused(tmp_path):
     """Their markup would be read as text."""
-    (tmp_path / "a.html.gz").write_bytes(gzip.compress(b"<p>Kings</p>"))
-    with pytest.raises(TesseraError, match=r"a.html.gz: must be unpacked first"):
-        read_document_text(tmp_path / "a.html.gz", byte_tokenizer(), "a", "test")
+    path = tmp_path / "a.html.gz"
+    path.write_bytes(gzip.compress(b"<p>Kings</p>"))
+    refused("a.html.gz: must be unpacked first", read_document_text, path, byte_tokenizer(), "a", "test")
