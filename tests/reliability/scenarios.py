@@ -13,7 +13,6 @@ from types import ModuleType
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from tessera.base.checkpoints import latest_complete
 from tessera.cli.main import main
@@ -22,6 +21,7 @@ from tessera.memory_files import Memory
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tests.reliability.conftest import Workshop
 from tests.reliability.faults import in_child
+from tests.training.processes import same_weights
 
 NOTES = "a person's file in the run's folder\n"
 
@@ -127,7 +127,7 @@ def of_memories(shop: Workshop, folder: Path) -> dict[str, Scenario]:
     return {
         "memorize --overwrite": Scenario(
             of_armt, of_armt, copied(shop.memory), survives=lambda _: out.read_bytes(),
-            finished=lambda _: load_memory(shop.segmented, out),
+            finished=lambda _: Memory(load_model(shop.segmented), load_tokenizer(shop.segmented)).load(out).verify(),
         ),
         "memorize --append": Scenario(
             append, append, copied(shop.kings), holds(kings, kings + read), holds(kings + read, twice)
@@ -145,11 +145,6 @@ def of_memories(shop: Workshop, folder: Path) -> dict[str, Scenario]:
             typed=f"/read {text}\nWho?\n/cite\n/save {out}\n",
         ),
     }  # fmt: skip
-
-
-def load_memory(model: Path, path: Path) -> None:
-    """Read a memory file with its model, whole."""
-    Memory(load_model(model), load_tokenizer(model)).load(path).verify()
 
 
 def pretend_package(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,10 +181,3 @@ def fresh(folder: Path) -> None:
     """An empty folder."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-
-
-def same_weights(run: Path, expected: Path) -> None:
-    """The weights are those of a run that nobody disturbed."""
-    mine, theirs = (load_file(folder / "model.safetensors") for folder in (run, expected))
-    assert mine.keys() == theirs.keys()
-    assert all(torch.equal(mine[name], theirs[name]) for name in mine)

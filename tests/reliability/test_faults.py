@@ -12,7 +12,8 @@ from tessera.cli.main import main
 from tests.reliability import scenarios
 from tests.reliability.conftest import FACTOR, TORTURE, tried
 from tests.reliability.faults import count_operations, full_disk_from, in_child, kill_at, small_files
-from tests.reliability.scenarios import Scenario, fresh, same_weights
+from tests.reliability.scenarios import Scenario, fresh
+from tests.training.processes import same_weights
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -122,8 +123,3 @@ def test_two_processes_in_one_folder(shop, folder, delay):
     assert any(status == 0 for status, _ in outcomes), outcomes
     assert all(status == 0 or (status == 2 and "one process at a time" in said) for status, said in outcomes), outcomes
     same_weights(folder / "run", shop.run)
-
-
-def test_other_weights_are_noticed(shop):
-    with pytest.raises(AssertionError):
-        same_weights(shop.segmented, shop.run)

@@ -4,6 +4,8 @@ import pytest
 import yaml
 
 from tessera.recipes.recipe import read_recipe
+from tessera.training import staged_data
+from tessera.training.initial_model import starting_model
 from tessera.training.run import train
 from tessera.training.training_data import TextData
 
@@ -64,6 +66,12 @@ def change_losses(monkeypatch):
         return lambda: monkeypatch.setattr(TextData, "losses", original)
 
     return patch
+
+
+def opened(recipe, folder):
+    """The data of a recipe with a curriculum, its model, and its first stage."""
+    data, stage = staged_data.open_data(recipe, folder, saved_tokenizer=False), recipe.training.curriculum[0]
+    return data, starting_model(recipe, data.tokenizer, context=stage.length * data.segment), stage
 
 
 @pytest.fixture

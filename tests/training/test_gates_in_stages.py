@@ -9,21 +9,20 @@ from tessera.base.checkpoints import FOLDER
 from tessera.base.errors import TesseraError
 from tessera.base.files import remove
 from tessera.training import fit, staged_data
-from tessera.training.initial_model import starting_model
 from tessera.training.run import train
 from tessera.training.run_log import MetricsFile
 from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
-from tests.training.test_staged_run import BASE, QUESTIONS, STRETCH, prediction_loss
+from tests.training.conftest import opened
+from tests.training.test_staged_run import BASE, LOSSES, QUESTIONS, STRETCH, prediction_loss
 
 pytestmark = pytest.mark.usefixtures("short_books")
 
 
 def test_writes_cost_how_probable_it_is_that_their_gates_open(recipe_of, tmp_path, monkeypatch):
     losses, scores = [], []
-    original = staged_data.StagedQuestions.losses
 
     def seen(self, model, stage, number, step):
-        (value,) = original(self, model, stage, number, step)
+        (value,) = LOSSES(self, model, stage, number, step)
         checked = self.validation(model, stage)
         scores.append(self.predictions(model, stage)["score"] - checked["score"])
         assert scores[-1] == pytest.approx(checked.get("validation_penalty", 0))
@@ -45,9 +44,7 @@ def test_only_writes_with_a_gradient_cost(recipe_of, tmp_path):
     stages = "{length: 4, min_length: 4, steps: 1}"
     changes = (STRETCH, "model.gate_penalty=10.0", "model.base.num_layers=2")
     recipe = recipe_of(QUESTIONS, f"training.curriculum=[{stages}]", *changes)
-    stage = recipe.training.curriculum[0]
-    data = staged_data.open_data(recipe, tmp_path, saved_tokenizer=False)
-    model = starting_model(recipe, data.tokenizer, context=4 * 32)
+    data, model, stage = opened(recipe, tmp_path)
     openings = []
     for memory in model.memories:
         memory.gate.register_forward_hook(lambda gate, scores, strength: openings.append(gate.opening(*scores)))
@@ -67,20 +64,17 @@ def test_without_a_write_there_is_no_cost(recipe_of, tmp_path):
     penalty = "model.gate_penalty=10.0"
     stages = "training.curriculum=[{length: 1, steps: 1}]"
     recipe = recipe_of(QUESTIONS, stages, STRETCH, penalty, "model.segment_size=64")
-    stage = recipe.training.curriculum[0]
-    data = staged_data.open_data(recipe, tmp_path, saved_tokenizer=False)
-    model = starting_model(recipe, data.tokenizer, context=64)
+    data, model, stage = opened(recipe, tmp_path)
     (loss,) = data.losses(model, stage, 0, 0)
     assert torch.equal(loss, prediction_loss(data, model, stage, 0, 0))
 
 
 def test_a_threshold_holds_from_its_stage_on_also_after_a_stop(recipe_of, tmp_path, monkeypatch):
     thresholds = []
-    losses = staged_data.StagedQuestions.losses
 
     def seen(self, model, stage, number, step):
         thresholds.append(([memory.gate.threshold for memory in model.memories], number))
-        return losses(self, model, stage, number, step)
+        return LOSSES(self, model, stage, number, step)
 
     monkeypatch.setattr(staged_data.StagedQuestions, "losses", seen)
     run = tmp_path / "run"
@@ -103,8 +97,7 @@ def test_a_threshold_holds_from_its_stage_on_also_after_a_stop(recipe_of, tmp_pa
 def test_a_threshold_holds_without_a_run_folder_too(recipe_of, tmp_path):
     stages = "{length: 2, min_length: 2, steps: 1, model: {strength_threshold: 0.6}}"
     recipe = recipe_of(QUESTIONS, f"training.curriculum=[{stages}]")
-    data = staged_data.open_data(recipe, tmp_path, saved_tokenizer=False)
-    model = starting_model(recipe, data.tokenizer, context=64)
+    data, model, _ = opened(recipe, tmp_path)
     fit.train_recipe_stages(model, recipe, data, tmp_path, lambda share, note: None)
     assert [memory.gate.threshold for memory in model.memories] == [0.6]
 

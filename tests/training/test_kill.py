@@ -6,15 +6,13 @@ import signal
 import time
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from tessera.base.checkpoints import verify
 from tessera.base.errors import TesseraError
 from tessera.cli.main import main
 from tessera.recipes.recipe import read_recipe
 from tessera.training.run import train
-from tessera.training.training_data import TextData
+from tests.training.processes import metrics, same_weights
 
 # Each fork but the last is killed with SIGKILL a random moment after it has written some checkpoints (or right at its
 # start), wherever it is by then: reading, training, writing or renaming. Counting checkpoints, not seconds, makes it
@@ -59,49 +57,26 @@ def test_kill_minus_nine_at_random_moments(recipe_file, tmp_path):
         assert status == 0 or os.WIFSIGNALED(status), "a resumed run failed"
     assert attempt(recipe, tmp_path / "killed") == 0
     assert kills >= 5, "otherwise the test has tested little"
-    uninterrupted, killed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
-    assert uninterrupted.keys() == killed.keys()
-    assert all(torch.equal(uninterrupted[name], killed[name]) for name in uninterrupted)
-    last = tmp_path / "killed" / "checkpoints" / "checkpoint-40"
-    assert verify(last) is None
-    lines = (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()
-    steps = [line.split(",")[0] for line in lines if '"loss"' in line]
-    assert len(steps) == len(set(steps)) == 40
+    same_weights(tmp_path / "killed", tmp_path / "whole")
+    assert verify(tmp_path / "killed" / "checkpoints" / "checkpoint-40") is None
+    assert metrics(tmp_path / "killed", "loss") == metrics(tmp_path / "whole", "loss")
 
 
-def train_when_told(recipe_file, run, ready, go_on):
-    """Resume in a fork that says before its first step that it trains, and waits for an answer; its process."""
-    child = os.fork()
-    if child:
-        return child
-    try:
-        original, waited = TextData.losses, []
+def test_who_comes_second_is_told_who_holds_the_run(recipe_file, tmp_path, capsys, change_losses):
+    """A lock is held against everybody: here the process that trains tries it again."""
+    run, recipe = tmp_path / "run", read_recipe(recipe_file)
 
-        def losses(self, *arguments):
-            if not waited:
-                waited.append(os.write(ready, b"training"))
-                os.read(go_on, 1)
-            return original(self, *arguments)
+    def come_second(step, loss):
+        if step == 0:
+            assert main(["train", str(recipe_file), "--output", str(run), "--resume"]) == 2
+            error = capsys.readouterr().err
+            assert f"must be used by one process at a time; process {os.getpid()} on " in error
+            assert len(error.strip().splitlines()) == 1
+            for options in ({"overwrite": True}, {}):
+                with pytest.raises(TesseraError, match=f"process {os.getpid()} on .* has been using it since 20"):
+                    train(recipe, run, progress=False, **options)
+        return loss
 
-        TextData.losses = losses
-        train(read_recipe(recipe_file), run, resume=True, progress=False)
-        os._exit(0)
-    finally:
-        os._exit(1)
-
-
-def test_the_second_of_two_resumed_processes_is_told_who_holds_the_run(recipe_file, tmp_path, capsys):
-    run, (said, ready), (answer, go_on) = tmp_path / "run", os.pipe(), os.pipe()
-    first = train_when_told(recipe_file, run, ready, answer)
-    os.close(ready)
-    assert os.read(said, 8) == b"training"
-    assert main(["train", str(recipe_file), "--output", str(run), "--resume"]) == 2
-    error = capsys.readouterr().err
-    assert f"must be used by one process at a time; process {first} on " in error
-    assert len(error.strip().splitlines()) == 1
-    for options in ({"overwrite": True}, {}):
-        with pytest.raises(TesseraError, match=f"process {first} on .* has been using it since 20"):
-            train(read_recipe(recipe_file), run, progress=False, **options)
-    os.write(go_on, b"1")
-    assert os.waitpid(first, 0)[1] == 0
-    train(read_recipe(recipe_file), run, resume=True, progress=False)
+    change_losses(come_second)
+    train(recipe, run, resume=True, progress=False)
+    train(recipe, run, resume=True, progress=False)

@@ -18,6 +18,7 @@ from tessera import (
 from tessera.models.small_models import untrained_model
 from tessera.recipes.sections import TrainingSection
 from tessera.training.optimizer import (
+    FitOptions,
     make_optimizer,
     parameter_groups,
     scalar_parameters,
@@ -87,6 +88,22 @@ def test_the_schedule_of_the_paper(warmup):
         expected = 2.0 * (step + 1) / warmup if step < warmup else 0.5 + 1.5 * (1 + math.cos(math.pi * after)) / 2
         # float64 on both sides, a handful of operations
         assert 2.0 * schedule_factor(options, step) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("decay", "ratio", "last"),
+    [
+        ("constant", 1.0, 1.0),
+        ("linear", 1.0, 1 / 8),
+        ("linear", 2.0, 1 - 7 / 18),  # a schedule longer than the training, and a shorter one
+        ("linear", 0.5, 0.0),
+    ],
+)
+def test_other_schedules(decay, ratio, last):
+    options = FitOptions(10, 1.0, warmup_ratio=0.2, decay=decay, schedule_ratio=ratio)
+    factors = [schedule_factor(options, step) for step in range(10)]
+    assert factors[:3] == [0.5, 1.0, 1.0]
+    assert factors[-1] == pytest.approx(last)
 
 
 def test_betas_reach_the_optimizer():

@@ -1,9 +1,11 @@
 """`--overwrite` replaces runs of ours only, when nothing can be refused any more, and a kill leaves one of the two."""
 
 import json
-import os
 import re
+import shutil
+import signal
 from functools import partial
+from pathlib import Path
 
 import pytest
 import yaml
@@ -11,15 +13,12 @@ import yaml
 from tessera.base.errors import TesseraError
 from tessera.models.saving.loading import load_model
 from tessera.recipes.recipe import read_recipe
-from tessera.training import folder as replacing
+from tessera.training.folder import move_aside, recover
 from tessera.training.run import train
 from tests.refusals import refused, refused_in_a_line
+from tests.reliability.faults import count_operations, in_child, kill_at
 
 REPLACED = "replaced-run"
-
-
-class Killed(BaseException):
-    """Where a process was killed; nothing in the library catches it."""
 
 
 @pytest.fixture
@@ -114,11 +113,11 @@ def test_the_old_run_is_kept_until_the_new_one_has_a_checkpoint(go, tmp_path, ch
     old = contents(tmp_path / "run")
 
     def killed(step, loss):
-        raise Killed
+        raise KeyboardInterrupt  # as a kill: nothing in the library catches it
 
     mend = change_losses(killed)
     for _ in range(2):  # a second attempt must not take the first one's rest for the old run
-        with pytest.raises(Killed):
+        with pytest.raises(KeyboardInterrupt):
             go("seed=3", overwrite=True)
     mend()
     kept = contents(tmp_path / "run" / REPLACED)
@@ -129,37 +128,24 @@ def test_the_old_run_is_kept_until_the_new_one_has_a_checkpoint(go, tmp_path, ch
     assert not (tmp_path / "run" / REPLACED).exists()
 
 
-def test_a_kill_at_any_file_operation_of_replacing_leaves_one_run(go, tmp_path, monkeypatch):
-    """Killed before the n-th rename or removal, for every n: the next command finds the old run or the new one."""
+def test_a_kill_at_any_file_operation_of_replacing_leaves_one_run(go, tmp_path):
+    """The next command finds the old run or the new one."""
     go("training.steps=1", "training.warmup_steps=0")
-    run = tmp_path / "run"
-    old = {path: content for path, content in contents(run).items() if path.name != "run.lock"}
-    operations, done = 0, False
-    while not done:
-        operations += 1
-        count = 0
+    run, kept = tmp_path / "run", tmp_path / "kept"
+    (run / "run.lock").unlink()
+    old = contents(shutil.copytree(run, kept))
 
-        def counted(real, limit=operations):
-            def call(*arguments, **options):
-                nonlocal count
-                count += 1
-                if count >= limit:
-                    raise Killed
-                return real(*arguments, **options)
+    def replace():
+        move_aside(run)
+        (run / "recipe.yaml").write_bytes(old[Path("recipe.yaml")])
+        return 0
 
-            return call
-
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "replace", counted(os.replace))
-            patch.setattr(replacing, "remove", counted(replacing.remove))
-            try:
-                replacing.move_aside(run)
-                (run / "recipe.yaml").write_bytes(old[next(path for path in old if path.name == "recipe.yaml")])
-                done = True
-            except Killed:
-                pass
-        if not done:
-            replacing.recover(run)
-            assert {path: content for path, content in contents(run).items() if path.name != "run.lock"} == old
+    operations = count_operations(replace, run)
     assert operations > 8
     assert contents(run / REPLACED).keys() == old.keys()
+    for place in range(1, operations + 1):
+        shutil.rmtree(run)
+        shutil.copytree(kept, run)
+        assert in_child(replace, kill_at(place, run)) == (-signal.SIGKILL, "")
+        recover(run)
+        assert contents(run) == old

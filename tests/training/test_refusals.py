@@ -7,7 +7,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tessera.base.errors import TesseraError
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tests.refusals import refused
 
@@ -19,15 +18,16 @@ def go(go):
 
 def test_a_split_of_a_validation_file_is_refused(go, tmp_path):
     (tmp_path / "held_out.txt").write_text("A king lived here. " * 100)
-    with pytest.raises(TesseraError, match="data: validation_split must be left out for .*held_out"):
-        go(f"data.validation={tmp_path / 'held_out.txt'}", "data.validation_split=test")
+    held_out = f"data.validation={tmp_path / 'held_out.txt'}"
+    refused("data: validation_split must be left out for .*held_out", go, held_out, "data.validation_split=test")
 
 
 def test_a_decoder_whose_loss_is_of_the_token_that_it_reads_is_refused(go):
     """BART's labels are those of its encoder's pairs, shifted already: with a text's own it would learn to copy."""
     sizes = "d_model: 16, decoder_layers: 1, decoder_attention_heads: 2, decoder_ffn_dim: 16"
-    with pytest.raises(TesseraError, match="model.type bart: the model must have a loss of the next token; got Bart"):
-        go(f"model={{type: bart, {sizes}, encoder_layers: 1, encoder_attention_heads: 2, encoder_ffn_dim: 16}}")
+    sizes += ", encoder_layers: 1, encoder_attention_heads: 2, encoder_ffn_dim: 16"
+    message = "model.type bart: the model must have a loss of the next token; got Bart"
+    refused(message, go, f"model={{type: bart, {sizes}}}")
 
 
 NAMED = r"bad\.txt|training text"
@@ -51,10 +51,8 @@ def test_another_recipes_run_is_never_overwritten(go, tmp_path):
     go()
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     for options in ({}, {"resume": True}):
-        with pytest.raises(
-            TesseraError, match=r"run of another recipe; training.learning_rate is 0.01 there and 0.5 here"
-        ):
-            go("training.learning_rate=0.5", **options)
+        message = "run of another recipe; training.learning_rate is 0.01 there and 0.5 here"
+        refused(message, go, "training.learning_rate=0.5", **options)
     refused("holds a run of this recipe already", go)
     assert {path: path.read_bytes() for path in before} == before
     go("training.learning_rate=0.5", overwrite=True)
@@ -132,10 +130,8 @@ def test_weights_that_an_update_made_infinite_are_not_stored(go, tmp_path, monke
         self.param_groups[0]["params"][0].data.view(-1)[0] = torch.inf
 
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
-    with pytest.raises(
-        TesseraError, match=r"must be finite; got NaN or infinity after step 1\. Stopped: no checkpoint"
-    ):
-        go("training.checkpoint_every=1", "training.evaluate_every=10")
+    message = r"must be finite; got NaN or infinity after step 1\. Stopped: no checkpoint"
+    refused(message, go, "training.checkpoint_every=1", "training.evaluate_every=10")
     assert not list((tmp_path / "run" / "checkpoints").glob("checkpoint-*"))
     assert not (tmp_path / "run" / "model.safetensors").exists()
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 import transformers
 import yaml
-from safetensors.torch import load_file
 
 from tessera import MemoryMosaicForCausalLM
 from tessera.models.lazy_logits import LazyLogits
@@ -20,6 +19,7 @@ from tessera.training.run import train
 from tessera.training.run_log import MetricsFile
 from tests.covering import some
 from tests.refusals import refused
+from tests.training.processes import metrics, same_weights, weights
 
 TRANSFORMER = "model={type: transformer, hidden_size: 16, num_layers: 1, num_heads: 2, dropout: 0.1}"
 V2 = (
@@ -55,15 +55,6 @@ def stopped_after_four(go, stop_after):
     restart()
 
 
-def weights(folder):
-    return load_file(folder / "model.safetensors")
-
-
-def same_bits(first, second):
-    assert first.keys() == second.keys()
-    return all(torch.equal(first[name], second[name]) for name in first)
-
-
 def without_speed(folder):
     records = MetricsFile(folder / "metrics.jsonl").read()
     return [{key: value for key, value in record.items() if key != "tokens_per_second"} for record in records]
@@ -72,11 +63,8 @@ def without_speed(folder):
 @pytest.mark.parametrize("model", [[], [TRANSFORMER]], ids=["mosaic", "transformer"])
 def test_a_run_learns_and_leaves_a_hugging_face_model(go, tmp_path, model):
     summary = go("training.steps=40", "training.evaluate_every=20", "training.checkpoint_every=40", *model)
-    losses = [record["loss"] for record in without_speed(tmp_path / "run") if "loss" in record]
+    losses, validation = metrics(tmp_path / "run", "loss"), metrics(tmp_path / "run", "validation_loss")
     assert losses[-1] < losses[0] - 1.5
-    validation = [
-        record["validation_loss"] for record in without_speed(tmp_path / "run") if "validation_loss" in record
-    ]
     assert validation[-1] == summary.validation_loss < validation[0]
     text = transformers.pipeline("text-generation", model=str(tmp_path / "run"))(
         "Once", max_new_tokens=4, do_sample=False, return_full_text=True
@@ -120,7 +108,7 @@ def test_a_stopped_run_ends_bit_identical(go, tmp_path, stop_after, stopped, mod
         go(*model)
     mend()
     go(*model, resume=True)
-    assert same_bits(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+    same_weights(tmp_path / "run", tmp_path / "whole")
     assert without_speed(tmp_path / "run") == without_speed(tmp_path / "whole")
 
 
@@ -132,7 +120,7 @@ def test_resuming_passes_over_a_truncated_checkpoint(go, tmp_path, heard):
     (tmp_path / "run" / "model.safetensors").unlink()
     go(*DROPOUT, resume=True)
     assert "checkpoint-6: passed over" in heard.text
-    assert same_bits(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+    same_weights(tmp_path / "run", tmp_path / "whole")
 
 
 def test_resuming_without_any_whole_checkpoint_is_refused(go, tmp_path):
@@ -146,7 +134,7 @@ def test_resuming_a_finished_run_changes_nothing(go, tmp_path):
     first = go(*DROPOUT)
     before, lines = weights(tmp_path / "run"), without_speed(tmp_path / "run")
     again = go(*DROPOUT, resume=True)
-    assert same_bits(weights(tmp_path / "run"), before)
+    torch.testing.assert_close(weights(tmp_path / "run"), before, rtol=0, atol=0)
     assert without_speed(tmp_path / "run") == lines
     assert again == first
 
@@ -154,11 +142,8 @@ def test_resuming_a_finished_run_changes_nothing(go, tmp_path):
 def test_accumulation_changes_rounding_only(go, tmp_path):
     go(folder="whole")
     go("training.micro_batch_size=1", folder="parts")
-    at_once, parts = without_speed(tmp_path / "whole"), without_speed(tmp_path / "parts")
-    for one, other in zip(at_once, parts):
-        if "loss" in one:
-            # sums of 60 float32 losses in another order, six steps of training apart
-            assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
+    # sums of 60 float32 losses in another order, six steps of training apart
+    assert metrics(tmp_path / "parts", "loss") == pytest.approx(metrics(tmp_path / "whole", "loss"), rel=1e-5)
 
 
 def test_experts_are_balanced_once_for_a_step_not_for_each_micro_batch(go, tmp_path):
@@ -167,9 +152,10 @@ def test_experts_are_balanced_once_for_a_step_not_for_each_micro_batch(go, tmp_p
     model = f"model={{type: mixtral, {sizes}, output_router_logits: true, router_aux_loss_coef: 0.5}}"
     go(model, "training.steps=1", folder="whole")
     go(model, "training.steps=1", "training.micro_batch_size=1", folder="parts")
-    (at_once, *_), (parts, *_) = without_speed(tmp_path / "whole"), without_speed(tmp_path / "parts")
-    assert parts["loss"] == pytest.approx(at_once["loss"], abs=0.05)  # a sequence alone is routed a little less evenly
-    assert parts["gradient_norm"] == pytest.approx(at_once["gradient_norm"], rel=0.05)
+    at_once, parts = tmp_path / "whole", tmp_path / "parts"
+    # a sequence alone is routed a little less evenly
+    assert metrics(parts, "loss") == pytest.approx(metrics(at_once, "loss"), abs=0.05)
+    assert metrics(parts, "gradient_norm") == pytest.approx(metrics(at_once, "gradient_norm"), rel=0.05)
 
 
 def test_bfloat16_trains(go):
@@ -179,8 +165,7 @@ def test_bfloat16_trains(go):
 def test_gradient_checkpointing_changes_nothing(go, tmp_path):
     go(*DROPOUT, folder="a")
     go(*DROPOUT, "training.gradient_checkpointing=true", folder="b")
-    one, other = ([record.get("loss") for record in without_speed(tmp_path / folder)] for folder in "ab")
-    assert one == other
+    assert metrics(tmp_path / "a", "loss") == metrics(tmp_path / "b", "loss")
 
 
 def test_a_step_asks_for_no_logits(go, monkeypatch):
@@ -239,10 +224,11 @@ def test_a_nan_step_can_be_left_out_is_counted_and_leaves_the_weights_alone(go, 
     change_losses(broken_fourth)
     assert go("training.on_nonfinite=skip", "training.checkpoint_every=1").skipped_steps == 1
     assert all(torch.isfinite(value).all() for value in weights(tmp_path / "run").values())
-    assert None not in [record["loss"] for record in without_speed(tmp_path / "run") if "loss" in record]
+    assert None not in metrics(tmp_path / "run", "loss")
     folder = tmp_path / "run" / "checkpoints"
-    assert same_bits(weights(folder / "checkpoint-3"), weights(folder / "checkpoint-4"))
-    assert not same_bits(weights(folder / "checkpoint-4"), weights(folder / "checkpoint-5"))
+    same_weights(folder / "checkpoint-3", folder / "checkpoint-4")
+    with pytest.raises(AssertionError):
+        same_weights(folder / "checkpoint-4", folder / "checkpoint-5")
 
 
 @pytest.mark.slow
@@ -261,7 +247,7 @@ def test_a_finished_run_is_extended(go, tmp_path, heard):
     go(*constant, "training.steps=10", folder="long")
     go(*constant)
     go(*constant, "training.steps=10", "training.log_every=3", "training.checkpoint_every=5", resume=True)
-    assert same_bits(weights(tmp_path / "long"), weights(tmp_path / "run"))
+    same_weights(tmp_path / "long", tmp_path / "run")
     (line,) = [record.getMessage() for record in heard.records if "extended" in record.getMessage()]
     assert "extended from 6 to 10 steps" in line
     assert line.endswith("0.01 after step 6.")
@@ -291,7 +277,7 @@ def test_intervals_may_change_on_resume_and_nothing_else(go, stopped_after_four,
     refused(r"training\.learning_rate is 0\.01 there and 0\.02 here", go, "training.learning_rate=0.02", resume=True)
     refused(r"training\.steps is 6 there and 5 here", go, "training.steps=5", resume=True)
     go("training.evaluate_every=1", "training.checkpoint_every=1", "training.keep_checkpoints=1", resume=True)
-    assert same_bits(weights(tmp_path / "whole"), weights(tmp_path / "run"))
+    same_weights(tmp_path / "whole", tmp_path / "run")
 
 
 def test_a_run_that_is_named_as_a_number_goes_on(go):

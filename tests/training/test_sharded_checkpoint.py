@@ -8,8 +8,6 @@ from safetensors.torch import load_file
 
 from tessera.base.checkpoints import latest_complete, verify
 from tessera.base.errors import TesseraError
-from tessera.cli.main import main
-from tessera.models.saving.loading import model_folder
 from tessera.recipes.recipe import read_recipe
 from tessera.recipes.sections import TrainingSection
 from tessera.training import checkpoint_tensors
@@ -17,37 +15,18 @@ from tessera.training.distributed import shard
 from tessera.training.optimizer import parameter_groups
 from tessera.training.run import train
 from tests.refusals import refused
-from tests.training.processes import interrupted, metrics, start, train_by
+from tests.training.processes import interrupted, metrics, same_weights, start, train_by, write_recipe
 
-# One delay: the processes draw theirs from generators of their own. Heads are fewer than four processes: empty parts.
-RECIPE = """
-model: {type: memory_mosaic_v2, hidden_size: 32, num_layers: 2, num_heads: 2, intermediate_size: 48,
-        short_term_span: 8, training_long_term_delay: [4, 4], long_term_delay: 4, tie_word_embeddings: true}
-tokenizer: {type: byte}
-data: {source: TEXT, context: 32}
-training: {steps: 6, batch_size: 8, micro_batch_size: 2, learning_rate: 1.0e-3, warmup_steps: 1, log_every: 1,
-           evaluate_every: 3, evaluate_sequences: 4, checkpoint_every: 3, keep_checkpoints: 2, precision: fp32,
-           shard: true}
-"""
+ROUNDED = 1e-4  # AdamW divides by the gradient's size, so that a rounding error of a tiny gradient moves a weight.
 
 
 @pytest.fixture
 def recipe(tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_text("Once upon a time there was a king, and the king had a daughter. " * 60)
-    path = tmp_path / "recipe.yaml"
-    path.write_text(RECIPE.replace("TEXT", str(text)))
-    return path
-
-
-def same_weights(run, other):
-    # AdamW divides by the gradient's size, so that a rounding error of a tiny gradient moves a weight.
-    weights = (load_file(folder / "model.safetensors") for folder in (run, other))
-    torch.testing.assert_close(*weights, rtol=0, atol=1e-4)
+    return write_recipe(tmp_path)
 
 
 def same_run(run, other):
-    same_weights(run, other)
+    same_weights(run, other, ROUNDED)
     for name in ("loss", "validation_loss", "gradient_norm"):  # the sums over a batch are in another order
         assert metrics(run, name)[-3:] == pytest.approx(metrics(other, name)[-3:], rel=1e-5), (run.name, name)
 
@@ -109,7 +88,7 @@ def test_a_kill_in_the_middle_of_a_write_leaves_the_earlier_checkpoint(recipe, t
     train_by(2, recipe, run, "--resume")
     assert verify(run / "checkpoints" / "checkpoint-6") is None
     assert not (run / "checkpoints" / "draft.tmp").exists()
-    same_weights(run, one)
+    same_weights(run, one, ROUNDED)
 
 
 @pytest.fixture
@@ -198,20 +177,3 @@ def test_parts_become_files_of_a_bounded_size(alone, tmp_path, monkeypatch):
     writer.start(tmp_path / "shards", weights, lambda: None)
     writer.finish()
     refused(r"0\.bias must be finite; got NaN or infinity", checkpoint_tensors.merge, tmp_path, several)
-
-
-def test_a_folder_without_parts_is_no_checkpoint_in_parts(tmp_path, capsys):
-    assert main(["convert", str(tmp_path), str(tmp_path / "out")]) == 2
-    assert capsys.readouterr().err.strip().endswith("must be a sharded checkpoint, or a run with one.")
-    for name in ("model.safetensors", "x.index.json"):
-        (tmp_path / name).touch()
-    assert main(["convert", str(tmp_path), str(tmp_path / "out")]) == 2
-    assert f"give the file: tessera convert {tmp_path / 'x.index.json'} {tmp_path / 'out'}." in capsys.readouterr().err
-    (tmp_path / "config.json").touch()
-    assert main(["convert", str(tmp_path), str(tmp_path / "out")]) == 2
-    assert "It is a model already, which needs no conversion." in capsys.readouterr().err
-    (tmp_path / "model.safetensors").unlink()
-    (tmp_path / "shards").mkdir()
-    refused("is in parts. Merge them: tessera convert", model_folder, tmp_path)
-    assert main(["convert", str(tmp_path), str(tmp_path / "out")]) == 2
-    assert "must be complete; got: no readable complete.json" in capsys.readouterr().err

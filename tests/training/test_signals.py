@@ -6,18 +6,20 @@ import pty
 import select
 import shlex
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from tessera.base.checkpoints import latest_complete, step_of
 from tessera.cli.main import main
 from tessera.recipes.recipe import read_recipe
 from tessera.training.run import Interruption, train
+from tests.training.processes import same_weights
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -28,27 +30,25 @@ def _ctrl_c_is_heard():
     signal.signal(signal.SIGINT, before)
 
 
-def as_a_process(words, interrupted=""):
-    """In a fork: become the command line, in a new interpreter, since threads of this one may have held locks.
+PROGRAM = """if True:
+    import sys, threading
+    from pathlib import Path
+    import torch
+    from tessera.cli.main import main
+    from tests.training.test_signals import interrupt
+    if sys.argv[1]:
+        threading.Thread(target=interrupt, args=[Path(sys.argv[1])], daemon=True).start()
+    torch.set_num_threads(1)  # as in the tests' own process, whose weights must be equal
+    sys.exit(main(sys.argv[2:]))
+"""
+
+
+def in_an_interpreter(words, interrupted=""):
+    """The command line in one of its own, since threads of this one may hold locks.
 
     `interrupted`: the metrics, upon whose first line the process sends itself Ctrl-C.
     """
-    program = """if True:
-        import sys, threading
-        from pathlib import Path
-        import torch
-        from tessera.cli.main import main
-        from tests.training.test_signals import interrupt
-        if sys.argv[1]:
-            threading.Thread(target=interrupt, args=[Path(sys.argv[1])], daemon=True).start()
-        torch.set_num_threads(1)  # as in the tests' own process, whose weights must be equal
-        sys.exit(main(sys.argv[2:]))
-    """
-    try:
-        os.chdir(Path(__file__).parents[2])
-        os.execv(sys.executable, [sys.executable, "-c", program, str(interrupted), *words])
-    finally:
-        os._exit(70)
+    return [sys.executable, "-c", PROGRAM, str(interrupted), *words]
 
 
 def interrupt(metrics):
@@ -66,25 +66,16 @@ def command(recipe_file, tmp_path):
 
 
 @pytest.mark.grid
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_ctrl_c_writes_a_checkpoint_and_prints_the_command_that_goes_on(command, tmp_path, capsys):
     command[2] = "training.steps=40"  # enough where the signal comes from inside
     metrics = tmp_path / "my run" / "metrics.jsonl"
-    printed = [tmp_path / name for name in ("out", "err")]
-    child = os.fork()
-    if child == 0:
-        for descriptor, path in enumerate(printed, 1):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), descriptor)
-        as_a_process(command, metrics)
-    _, status = os.waitpid(child, 0)
-    out, err = (path.read_text() for path in printed)
-    assert os.waitstatus_to_exitcode(status) == 130, err
-    assert out == ""
-    assert "Traceback" not in err
+    done = subprocess.run(in_an_interpreter(command, metrics), cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (130, ""), done.stderr
+    assert "Traceback" not in done.stderr
 
     step = step_of(latest_complete(tmp_path / "my run")[0])
     assert 0 < step < 40
-    last = err.strip().splitlines()[-1]
+    last = done.stderr.strip().splitlines()[-1]
     assert f"stopped after step {step} of 40" in last
     words = shlex.split(last.partition("Go on: ")[2])
     assert words == ["tessera", *command, "--resume"]
@@ -92,9 +83,7 @@ def test_ctrl_c_writes_a_checkpoint_and_prints_the_command_that_goes_on(command,
 
     capsys.readouterr()
     train(read_recipe(command[1], command[2:6]), tmp_path / "whole", progress=False)
-    resumed, uninterrupted = (load_file(tmp_path / name / "model.safetensors") for name in ("my run", "whole"))
-    assert resumed.keys() == uninterrupted.keys()
-    assert all(torch.equal(resumed[name], uninterrupted[name]) for name in uninterrupted)
+    same_weights(tmp_path / "my run", tmp_path / "whole")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -128,7 +117,8 @@ def test_a_signal_inside_a_write_is_heard(monkeypatch):
 def test_a_lost_terminal_leaves_a_checkpoint(command, tmp_path):
     child, terminal = pty.fork()
     if child == 0:
-        as_a_process(command)
+        os.chdir(ROOT)
+        os.execv(sys.executable, in_an_interpreter(command))
     metrics = tmp_path / "my run" / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while not (metrics.exists() and metrics.read_text()):

@@ -24,6 +24,7 @@ from tessera.training.run_log import MetricsFile
 from tests.covering import some
 from tests.refusals import refused
 from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
+from tests.training.processes import metrics, same_weights
 
 pytestmark = pytest.mark.usefixtures("short_books")
 
@@ -142,23 +143,20 @@ def test_validations_that_end_stages_stay_where_they_are(whole, recipe_of):
 @some(("stage", "step"), [(0, 3), (1, 0), (1, 4)], by_default=[(1, 4)])
 def test_a_run_that_dies_in_any_stage_goes_on_to_the_same_weights(recipe_of, tmp_path, whole, monkeypatch, stage, step):
     recipe = recipe_of(QUESTIONS)
-    losses = staged_data.StagedQuestions.losses
 
     def dying(self, model, of_stage, number, at):
         if (number, at) == (stage, step):
             raise RuntimeError("killed")
-        return losses(self, model, of_stage, number, at)
+        return LOSSES(self, model, of_stage, number, at)
 
     monkeypatch.setattr(staged_data.StagedQuestions, "losses", dying)
     with pytest.raises(RuntimeError, match="killed"):
         train(recipe, tmp_path / "killed", progress=False)
     monkeypatch.undo()
     train(recipe, tmp_path / "killed", resume=True, progress=False)
-    uninterrupted, resumed = (load_file(run / "model.safetensors") for run in (whole[0], tmp_path / "killed"))
-    assert all(torch.equal(tensor, resumed[name]) for name, tensor in uninterrupted.items())
-    lines = [MetricsFile(run / "metrics.jsonl").read() for run in (whole[0], tmp_path / "killed")]
-    scores = [[(r["step"], r["validation_loss"]) for r in one if "validation_loss" in r] for one in lines]
-    assert scores[0] == scores[1]
+    same_weights(tmp_path / "killed", whole[0])
+    for name in ("step", "validation_loss"):
+        assert metrics(tmp_path / "killed", name) == metrics(whole[0], name)
 
 
 def test_a_stop_inside_a_stage_names_the_run_and_the_step(recipe_of, tmp_path, monkeypatch):
@@ -276,8 +274,7 @@ def test_a_stage_ends_halfway_down_a_linear_schedule(recipe_of, tmp_path):
     run = tmp_path / "run"
     stages = "training.curriculum=[{length: 2, min_length: 2, steps: 10, learning_rate: 0.01}]"
     train(recipe_of(QUESTIONS, stages, "training.evaluate_every=10"), run, progress=False)
-    rates = {r["step"]: r["learning_rate"] for r in MetricsFile(run / "metrics.jsonl").read() if "learning_rate" in r}
-    assert rates[10] == pytest.approx(0.01 * (1 - (9 - 1) / (20 - 1)), rel=0.02)
+    assert metrics(run, "learning_rate")[-1] == pytest.approx(0.01 * (1 - (9 - 1) / (20 - 1)), rel=0.02)
 
 
 TEXT = {"data": {"source": "novels"}, "tokenizer": {"type": "byte"}}
@@ -291,7 +288,7 @@ TWO_STEPS_EACH = (
 @some("section", [{}, TEXT], by_default=[{}], ids=["questions", "text"])
 def test_accumulation_in_stages_changes_rounding_only(recipe_of, tmp_path, section, monkeypatch):
     """And no forward pass reads more rows than `micro_batch_size`, of training or validation."""
-    lines, rows, forward = [], [], SegmentedForCausalLM.forward
+    rows, forward = [], SegmentedForCausalLM.forward
 
     def counted(self, input_ids=None, **options):
         rows.append(len(input_ids))
@@ -304,22 +301,20 @@ def test_accumulation_in_stages_changes_rounding_only(recipe_of, tmp_path, secti
         recipe = recipe_of({**QUESTIONS, **section}, f"training.micro_batch_size={size}", *options, *TWO_STEPS_EACH)
         rows.clear()
         train(recipe, tmp_path / size, progress=False)
-        lines.append(MetricsFile(tmp_path / size / "metrics.jsonl").read())
-    for name in ("loss", "gradient_norm", "validation_loss"):
-        whole, parts = ([line[name] for line in of if name in line] for of in lines)
+    for name in ("loss", "validation_loss", "gradient_norm"):
+        whole, parts = (metrics(tmp_path / size, name) for size in ("null", "1"))
         assert parts == pytest.approx(whole, rel=1e-4), name
         assert len(whole) >= 4
-    assert lines[0] != lines[1], "nothing was accumulated"
+    assert parts != whole, "nothing was accumulated"
     assert max(rows) == (2 if not section else 1)  # two questions about a context are read at once
 
 
 def test_stages_take_the_options_of_plain_runs(recipe_of, tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
     monkeypatch.delenv("TENSORBOARD_LOGGING_DIR", raising=False)
-    losses = staged_data.StagedQuestions.losses
 
     def broken(self, model, stage, number, step):
-        for loss in losses(self, model, stage, number, step):
+        for loss in LOSSES(self, model, stage, number, step):
             yield loss * torch.nan if (number, step) == (1, 0) else loss
 
     monkeypatch.setattr(staged_data.StagedQuestions, "losses", broken)

@@ -17,16 +17,8 @@ from tessera.training.distributed import SINGLE_PROCESS, init_processes
 from tessera.training.loop import StagePlan, TrainingLog, train_stages
 from tessera.training.optimizer import FitOptions
 from tests.short_books import beginnings  # noqa: F401 (a fixture)
-from tests.training.processes import free_port, metrics, train_by
+from tests.training.processes import free_port, metrics, same_weights, train_by, weights, write_recipe
 
-RECIPE = """
-model: {type: memory_mosaic_v2, hidden_size: 32, num_layers: 2, num_heads: 2, intermediate_size: 48,
-        short_term_span: 8, training_long_term_delay: [4, 4], long_term_delay: 4}
-tokenizer: {type: byte}
-data: {source: %s, context: 32}
-training: {steps: 4, batch_size: 8, learning_rate: 1.0e-3, warmup_steps: 1, log_every: 1, evaluate_every: 2,
-           evaluate_sequences: 4, checkpoint_every: 4, precision: fp32}
-"""
 ARMT = """
 model: {type: armt, segment_size: 32, num_memory_tokens: 2, memory_dim: 4, strength_stretch: 0.1,
         base: {type: memory_mosaic, hidden_size: 16, num_layers: 1, num_heads: 2, num_persistent_slots: 8}}
@@ -69,6 +61,15 @@ def by_forks(call):
             finally:
                 os._exit(status)
     assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0]
+
+
+def as_one(two, one, names, relative, absolute):
+    """The runs are the same up to rounding: gradients are sums over the batch in another order."""
+    for name in names:
+        assert metrics(two, name) == pytest.approx(metrics(one, name), rel=relative), name
+    same_weights(two, one, absolute)
+    with pytest.raises(AssertionError):  # else only one process trained
+        same_weights(two, one)
 
 
 class Branches(torch.nn.Module):
@@ -125,20 +126,10 @@ def test_processes_wait_for_one_that_works_longer_than_a_step_may_take():
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
 def test_two_processes_train_as_one_with_the_whole_batch(tmp_path, launcher):
-    (tmp_path / "text.txt").write_text("Once upon a time there was a king, and the king had a daughter. " * 60)
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(RECIPE % (tmp_path / "text.txt"))
-    one, two = tmp_path / "one", tmp_path / "two"
-    train(recipe, one)
-    train_by(2, recipe, two, launcher=launcher)
-    for name in ("loss", "validation_loss", "gradient_norm"):
-        assert metrics(two, name) == pytest.approx(metrics(one, name), rel=1e-6), name
-    expected, actual = load_file(one / "model.safetensors"), load_file(two / "model.safetensors")
-    assert actual.keys() == expected.keys()
-    # The gradients are sums over the batch in another order: not the same numbers, but the same up to rounding.
-    assert any(not torch.equal(actual[name], expected[name]) for name in expected), "only one process trained"
-    for name, weight in expected.items():
-        torch.testing.assert_close(actual[name], weight, rtol=0, atol=1e-6)
+    recipe, one, two = write_recipe(tmp_path), tmp_path / "one", tmp_path / "two"
+    train(recipe, one, "training.shard=false")
+    train_by(2, recipe, two, "training.shard=false", launcher=launcher)
+    as_one(two, one, ("loss", "validation_loss", "gradient_norm"), relative=1e-6, absolute=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -151,14 +142,11 @@ def test_two_processes_train_in_stages_as_one_with_the_whole_batch(tmp_path, dat
     one, two = tmp_path / "one", tmp_path / "two"
     train(recipe, one)
     by_forks(lambda: train(recipe, two))
-    for name in ("loss", "validation_loss", "validation_penalty", "validation_exact_match", "tokens"):
-        assert metrics(two, name) == pytest.approx(metrics(one, name), rel=1e-5), name
+    numbers = ("loss", "validation_loss", "validation_penalty", "validation_exact_match", "tokens")
+    as_one(two, one, numbers, relative=1e-5, absolute=2e-5)
     assert metrics(two, "validation_penalty")
-    expected, actual = (load_file(run / "model.safetensors") for run in (one, two))
-    assert any(not torch.equal(actual[name], expected[name]) for name in expected), "only one process trained"
-    for name, weight in expected.items():
-        torch.testing.assert_close(actual[name], weight, rtol=0, atol=2e-5)
+    trained = weights(two)
     (two / "run.json").unlink()
     shutil.rmtree(latest_complete(two)[0])
     by_forks(lambda: train(recipe, two, "--resume"))
-    assert all(torch.equal(load_file(two / "model.safetensors")[name], actual[name]) for name in actual)
+    torch.testing.assert_close(weights(two), trained, rtol=0, atol=0)
