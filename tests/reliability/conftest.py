@@ -3,12 +3,18 @@
 import os
 import resource
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
 from hypothesis import HealthCheck, settings
+
+import tessera
+from tessera.memory_files import Memory
+from tessera.models.saving.loading import load_model, load_tokenizer
+from tessera.recipes.recipe import read_recipe
+from tessera.training.run import train
+from tests.training.conftest import TINY
 
 FACTOR = int(os.environ.get("TORTURE", "0"))
 TORTURE = FACTOR > 0
@@ -22,25 +28,8 @@ settings.register_profile(
 )
 if TORTURE:  # a huge number must not take the machine's memory
     resource.setrlimit(resource.RLIMIT_AS, (16 << 30, resource.getrlimit(resource.RLIMIT_AS)[1]))
-RECIPE = {
-    "name": "tiny",
-    "model": {"type": "memory_mosaic", "hidden_size": 8, "num_layers": 1, "num_heads": 2, "num_persistent_slots": 4},
-    "tokenizer": {"type": "byte"},
-    "data": {"context": 8, "validation_fraction": 0.2},
-    "training": {
-        "steps": 4,
-        "batch_size": 2,
-        "warmup_steps": 1,
-        "precision": "fp32",
-        "log_every": 1,
-        "evaluate_every": 2,
-        "evaluate_sequences": 2,
-        "checkpoint_every": 2,
-        "keep_checkpoints": 2,
-    },
-}
-
-
+SHORT = {"steps": 4, "batch_size": 2, "warmup_steps": 1, "evaluate_every": 2, "evaluate_sequences": 2}
+RECIPE = {**TINY, "training": {**TINY["training"], **SHORT, "keep_checkpoints": 2}}
 TRIED: Counter[str] = Counter()
 
 
@@ -62,52 +51,19 @@ def examples(count: int):
     return settings(settings.get_profile("reliability"), max_examples=count * FACTOR or max(2, count // 2))
 
 
-@dataclass(frozen=True)
 class Workshop:
     """A text, a recipe of a second, a trained model, a model with a memory, stored memories: tests work on copies."""
 
-    folder: Path
-
-    @property
-    def text(self) -> Path:
-        return self.folder / "text.txt"
-
-    @property
-    def recipe(self) -> Path:
-        return self.folder / "tiny.yaml"
-
-    @property
-    def run(self) -> Path:
-        return self.folder / "runs" / "done"
-
-    @property
-    def segmented(self) -> Path:
-        return self.folder / "armt"
-
-    @property
-    def memory(self) -> Path:
-        return self.folder / "memory"
-
-    @property
-    def kings(self) -> Path:
-        """A memory of `run`, of one document."""
-        return self.folder / "kings.memory"
-
-    @property
-    def books(self) -> Path:
-        """A memory of `run`, of two."""
-        return self.folder / "books.memory"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.text, self.recipe = folder / "text.txt", folder / "tiny.yaml"
+        self.run, self.segmented, self.memory = folder / "runs" / "done", folder / "armt", folder / "memory"
+        self.kings, self.books = folder / "kings.memory", folder / "books.memory"  # of `run`: one document, and two
 
 
 @pytest.fixture(scope="session")
 def shop(tmp_path_factory) -> Workshop:
     """Train, wrap, memorize: about a second."""
-    import tessera
-    from tessera.memory_files import Memory
-    from tessera.models.saving.loading import load_model, load_tokenizer
-    from tessera.recipes.recipe import read_recipe
-    from tessera.training.run import train
-
     shop = Workshop(tmp_path_factory.mktemp("workshop"))
     shop.text.write_text("Once there were kings, and some of them were wise.\n" * 20)
     recipe = {**RECIPE, "data": {**RECIPE["data"], "source": str(shop.text)}}

@@ -1,6 +1,5 @@
 """Bad inputs made from the schemas end in an answer or in one sentence: what is added tomorrow is tried by existing."""
 
-import argparse
 import copy
 import inspect
 import io
@@ -266,18 +265,19 @@ def test_damaged_programs(programs, tmp_path_factory, data):
     path.write_bytes(data.draw(damaged(path.read_bytes())))
     tried()
 
+    def compiled_before(*given):
+        shutil.copy(folder / given[-1].name, given[-1])
+
     def decode() -> int:
         with redirect_stdout(io.StringIO()) as said, pytest.MonkeyPatch.context() as patch:
             patch.setenv("TESSERA_CACHE", str(copy.parent))
-            patch.setattr("tessera.models.decoding.programs._compile", lambda *given: made_again(given[-1], folder))
+            patch.setattr(
+                "tessera.models.decoding.programs._compile",
+                lambda *given: shutil.copy(folder / given[-1].name, given[-1]),
+            )
             return main(words) or int(said.getvalue() != expected)
 
     assert in_child(decode) == (0, "")
-
-
-def made_again(path, folder):
-    """In place of compiling."""
-    shutil.copy(folder / path.name, path)
 
 
 @examples(60)
@@ -289,12 +289,6 @@ def test_files_of_samples(shop, data):
     content, path = json.dumps([*rows, good], default=str, skipkeys=True).encode(), shop.folder / "samples.json"
     path.write_bytes(data.draw(st.just(content) | damaged(content)))
     answers(read_samples, path)
-
-
-def verbs() -> dict[str, list[argparse.Action]]:
-    parser = make_parser()
-    actions = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    return {name: child._actions for name, child in actions.choices.items()}
 
 
 def right_calls(verb: str, shop) -> list[list[str]]:
@@ -364,7 +358,8 @@ def test_command_lines(shop, office, data):
     verb = data.draw(st.sampled_from(sorted(VERBS)))
     tried(verb)
     words = [verb, *data.draw(st.sampled_from(right_calls(verb, shop)))]
-    actions = [action for action in verbs()[verb] if action.dest != "help"]
+    parser = make_parser()._subparsers._group_actions[0].choices[verb]
+    actions = [action for action in parser._actions if action.dest != "help"]
     for action in data.draw(st.lists(st.sampled_from(actions), min_size=1, max_size=3)):
         flags = [data.draw(st.sampled_from(action.option_strings))] if action.option_strings else []
         words += flags + ([] if action.nargs == 0 else data.draw(st.lists(WORDS, max_size=2)))
@@ -413,7 +408,8 @@ def test_calls_of_forward(models, data):
     answers(model, **arguments)
 
 
-def public_calls(shop) -> dict[str, tuple[Callable, dict]]:
+@pytest.fixture(scope="module")
+def calls(shop) -> dict[str, tuple[Callable, dict]]:
     """Of what is public beside models and operations: a function, and arguments that it takes."""
     model, tokenizer = load_model(shop.run), load_tokenizer(shop.run)
     memory = Memory(model, tokenizer).load(shop.books)
@@ -459,11 +455,6 @@ def public_calls(shop) -> dict[str, tuple[Callable, dict]]:
     }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def calls(shop):
-    return public_calls(shop)
-
-
 @examples(80)
 @given(data=st.data())
 def test_calls_of_the_python_api(shop, office, calls, data):
@@ -478,14 +469,11 @@ def test_calls_of_the_python_api(shop, office, calls, data):
         answers(function, **given)
 
 
-def test_a_traceback_is_noticed():
+def test_a_traceback_and_an_empty_sentence_are_noticed():
+    def fail(error):
+        raise error
+
     with pytest.raises(IndexError):
-        answers(lambda: [][1])
-
-
-def test_an_empty_sentence_is_noticed():
-    def refuse():
-        raise TesseraError(" ")
-
+        answers(fail, IndexError())
     with pytest.raises(AssertionError):
-        answers(refuse)
+        answers(fail, TesseraError(" "))
