@@ -109,14 +109,8 @@ def installed(wheel, tmp_path_factory):
         assert finished.returncode == 0, finished.stderr
         return finished.stdout
 
-    located = subprocess.run(
-        [python, "-c", "import tessera; print(tessera.__file__)"],
-        cwd=folder,
-        env=variables,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    where = "import tessera; print(tessera.__file__)"
+    located = subprocess.run([python, "-c", where], cwd=folder, env=variables, capture_output=True, text=True)
     assert Path(located.stdout.strip()).is_relative_to(environment)
     return run
 
