@@ -1,8 +1,13 @@
 """A model trained for a few steps, and the command line as a function."""
 
-import pytest
+import io
 
+import pytest
+import torch
+
+from tessera import armt
 from tessera.cli.main import main
+from tessera.models.saving.loading import load_model, load_tokenizer
 from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
 
 OPTIONS = (
@@ -26,6 +31,20 @@ def run_folder(tmp_path_factory, corpus):
     return folder
 
 
+@pytest.fixture(scope="session")
+def wrapped(run_folder, tmp_path_factory):
+    """The model of `run_folder` as the base of an ARMT whose memory has an effect, and its tokenizer."""
+    folder = tmp_path_factory.mktemp("wrapped") / "armt"
+    torch.manual_seed(0)
+    model = armt.wrap(load_model(run_folder), segment_size=8, num_memory_tokens=2, memory_dim=4)
+    with torch.no_grad():
+        for memory in model.memories:
+            memory.value.weight.normal_()
+    model.save_pretrained(folder)
+    load_tokenizer(run_folder).save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture
 def tessera(capsys):
     """Run a command; returns (exit status, stdout, stderr)."""
@@ -34,6 +53,17 @@ def tessera(capsys):
         capsys.readouterr()
         status = main([str(argument) for argument in arguments])
         return status, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def typed(tessera, monkeypatch):
+    """Run a command while somebody types `text`; returns what `tessera` does."""
+
+    def run(text, *arguments):
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        return tessera(*arguments)
 
     return run
 
@@ -52,11 +82,13 @@ def done(tessera):
 
 @pytest.fixture
 def refused(tessera):
-    """A command is refused in one line that holds `message`, with status 2 and nothing on standard output."""
+    """A command is refused in one short line that holds `message`, with status 2 and nothing on standard output."""
 
     def run(message, *arguments):
         status, out, err = tessera(*arguments)
         assert (status, out, len(err.strip().splitlines())) == (2, "", 1), err
         assert message in err
+        assert len(err) < 1000, err
+        return err
 
     return run

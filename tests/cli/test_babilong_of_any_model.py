@@ -224,20 +224,10 @@ def test_what_a_model_of_transformers_is_asked(tessera, done, refused, tokens, t
     refused("--shots must come with --samples", "ask", folder, "Where?", "--text", file, "--shots", 1)
 
 
-@pytest.fixture
-def base(tmp_path):
-    pytest.importorskip("peft")
-    texts = [f" {text}" for text in facts_of("qa1") + examples_of("qa1")]
-    folder = subwords(tmp_path / "base", [*texts, *(100 * ["\nQuestion:\nAnswer:"])], 600)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(vocab_size=600, **sizes)).save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.filterwarnings("ignore")  # peft's own
-def test_memory_and_adapters_learn_and_the_base_stays(base, short_books, tmp_path, monkeypatch):
-    trained = []
+def test_memory_and_adapters_learn_and_the_base_stays(tokens, short_books, tmp_path, monkeypatch):
+    pytest.importorskip("peft")
+    base, trained = transformer("llama", tmp_path / "base", pretrained(tokens)), []
 
     def noted(model, *arguments):
         trained.append(model)

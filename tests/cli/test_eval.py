@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel
 
 import tessera as library
 from tessera.data import store
@@ -15,16 +16,13 @@ from tessera.data.store import open_or_build
 from tessera.data.tokenizers import train_bpe
 from tessera.data.windows import Split, ValidationWindows
 from tessera.models.saving.loading import load_model, load_tokenizer
+from tessera.models.transformer import transformer_config
 from tessera.papers.babilong.stories import examples_of, facts_of
 
 
 @pytest.fixture(scope="module")
 def transformer(run_folder, tmp_path_factory):
     """A transformer with 32 learned positions and the run's tokenizer, in a folder that is no run's."""
-    from transformers import AutoModelForCausalLM
-
-    from tessera.models.transformer import transformer_config
-
     folder = tmp_path_factory.mktemp("models") / "gpt"
     sizes = {"vocab_size": 258, "hidden_size": 16, "num_layers": 1, "num_heads": 2, "max_positions": 32}
     AutoModelForCausalLM.from_config(transformer_config(**sizes)).save_pretrained(folder)
@@ -140,11 +138,10 @@ def test_several_models_in_one_table_and_one_figure(done, run_folder, transforme
         assert curve.tolist() == pytest.approx(averages)
 
 
-def test_a_context_beyond_the_positions_says_what_works(tessera, done, transformer, corpus):
-    status, _, err = tessera("eval", transformer, "--data", corpus, "--context", 64)
-    assert status == 2
+def test_a_context_beyond_the_positions_says_what_works(done, refused, transformer, corpus):
     message = "eval: --context must be at most 32, the positions that this gpt2 has learned; got 64. Use --context 32."
-    assert err.startswith(message), "of one model its name is not said"
+    said = refused(message, "eval", transformer, "--data", corpus, "--context", 64)
+    assert said.startswith(message), "of one model its name is not said"
     out, _ = done("eval", transformer, "--data", corpus, "--sequences", 2)
     assert "2 sequences of 32" in out
 
@@ -222,8 +219,6 @@ def test_models_are_scored_on_tasks(tessera, done, refused, tmp_path):
 
 def test_a_model_that_sees_what_it_predicts_is_refused(refused, run_folder, corpus, tmp_path):
     """A BERT that is no decoder: its loss on any text is near 0 once it has learned to copy."""
-    from transformers import BertConfig, BertLMHeadModel
-
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     BertLMHeadModel(BertConfig(vocab_size=258, **sizes, max_position_embeddings=32)).save_pretrained(tmp_path)
     load_tokenizer(run_folder).save_pretrained(tmp_path)

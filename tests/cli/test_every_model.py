@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from safetensors.torch import load_file
 
 from tessera.cli.main import main
 from tessera.models import MODELS as MODELS_BY_NAME
@@ -38,20 +39,19 @@ KINDS = {  # of their memories, as `tessera inspect` names them
     "prmt": {"attention", "network"},
 }
 SHORT = "steps=2 warmup_steps=1 batch_size=2 evaluate_sequences=2 precision=fp32"
-TRAINING = [f"training.{setting}" for setting in SHORT.split()]
-OPTIONS = ("data.context=16", *TRAINING)
+OPTIONS = ("data.context=16", *(f"training.{setting}" for setting in SHORT.split()))
 
 
-def run_of(done, folder, corpus, model):
+def run_of(folder, corpus, model, *options):
     """Train in `folder`; returns it."""
-    section = f"model={json.dumps(model)}"
-    done("train", "tiny", section, f"data.source={corpus}", *OPTIONS, "--output", folder)
+    recipe = ("tiny", f"model={json.dumps(model)}", f"data.source={corpus}", *OPTIONS, *options)
+    assert main(["train", *recipe, "--output", str(folder)]) == 0
     return folder
 
 
 @some("name", MODELS, by_default=("transformer", "memory_mosaic", "memory_mosaic_v2", "gpt_neox", "lstm", "armt"))
 def test_train_info_eval_generate_inspect_memorize_ask(name, tessera, done, corpus, tmp_path):
-    run = run_of(done, tmp_path / "run", corpus, MODELS[name])
+    run = run_of(tmp_path / "run", corpus, MODELS[name])
     config = json.loads((run / "config.json").read_text())
     assert config.get("base_config", config)["vocab_size"] == 258  # the byte tokenizer's
     out, _ = done("info", run)
@@ -87,14 +87,10 @@ def test_train_info_eval_generate_inspect_memorize_ask(name, tessera, done, corp
     done("ask", run, "Who was", "--memory", memory, "--max-new-tokens", 4)
 
 
-def test_a_segmented_model_starts_from_the_weights_of_its_base(done, corpus, tmp_path):
-    from safetensors.torch import load_file
-
-    base = run_of(done, tmp_path / "base", corpus, V1)
+def test_a_segmented_model_starts_from_the_weights_of_its_base(corpus, tmp_path):
+    base = run_of(tmp_path / "base", corpus, V1)
     model = {"type": "armt", "memory_dim": 4, "base": str(base), **SEGMENTED}
-    section, options = f"model={json.dumps(model)}", [*OPTIONS, "training.learning_rate=1.0e-9", "training.steps=1"]
-    wrapped = tmp_path / "wrapped"
-    done("train", "tiny", section, f"data.source={corpus}", *options, "--output", wrapped)
+    wrapped = run_of(tmp_path / "wrapped", corpus, model, "training.learning_rate=1.0e-9", "training.steps=1")
     old, new = load_file(base / "model.safetensors"), load_file(wrapped / "model.safetensors")
     for key, tensor in old.items():
         name = f"base.{key}".replace(".layers.0.", ".layers.0.layer.")
@@ -120,19 +116,10 @@ def test_impossible_bases_are_one_line(model, message, refused, corpus, tmp_path
 
 @pytest.fixture(scope="module")
 def mosaic(tmp_path_factory, corpus):
-    """(recipe file, folder) of a finished run at context 16."""
-    folder = tmp_path_factory.mktemp("v2")
-    recipe = folder / "v2.yaml"
-    sizes = "hidden_size: 16, num_layers: 1, num_heads: 2, intermediate_size: 24, long_term_delay: 2"
-    windows = "short_term_span: 4, training_long_term_delay: [2, 5]"
-    recipe.write_text(
-        f"model: {{type: memory_mosaic_v2, {sizes}, {windows}}}\n"
-        f"tokenizer: {{type: byte}}\n"
-        f"data: {{source: {corpus}, context: 16, validation_fraction: 0.3, begin_token: true, document_ids: true}}\n"
-    )
-
-    assert main(["train", str(recipe), *TRAINING, "--output", str(folder / "run")]) == 0
-    return recipe, folder / "run"
+    """The folder of a finished run at context 16."""
+    model = {**V2, "short_term_span": 4, "long_term_delay": 2, "training_long_term_delay": [2, 5]}
+    data = ("data.validation_fraction=0.3", "data.begin_token=true", "data.document_ids=true")
+    return run_of(tmp_path_factory.mktemp("v2") / "run", corpus, model, *data)
 
 
 def test_info_reports_a_preset_as_published(done):
@@ -146,8 +133,9 @@ def test_a_preset_takes_no_overrides(refused):
 
 
 def test_evaluation_without_long_term_memory(tessera, refused, mosaic, run_folder):
-    _, run = mosaic
-    reports = [json.loads(tessera("eval", run, "--json", *extra)[1]) for extra in ((), ("--without-long-term-memory",))]
+    reports = [
+        json.loads(tessera("eval", mosaic, "--json", *extra)[1]) for extra in ((), ("--without-long-term-memory",))
+    ]
     assert [report["long_term_memory"] for report in reports] == [True, False]
     # The first steps hold no long-term pair; later ones miss what is switched off.
     assert reports[0]["loss_by_position"][0] == reports[1]["loss_by_position"][0]
@@ -157,10 +145,9 @@ def test_evaluation_without_long_term_memory(tessera, refused, mosaic, run_folde
 
 
 def test_context_fine_tuning_starts_from_the_shorter_run(tessera, done, mosaic, tmp_path):
-    recipe, run = mosaic
-    longer = ("data.context=128", f"training.initialize_from={run}", "training.learning_rate=1e-9", *TRAINING)
-    done("train", recipe, *longer, "--output", tmp_path / "long")
-    before = json.loads(tessera("eval", run, "--json", "--context", 128, "--sequences", 2)[1])
+    longer = ("data.context=128", f"training.initialize_from={mosaic}", "training.learning_rate=1e-9")
+    done("train", mosaic / "recipe.yaml", *longer, "--output", tmp_path / "long")
+    before = json.loads(tessera("eval", mosaic, "--json", "--context", 128, "--sequences", 2)[1])
     after = json.loads(tessera("eval", tmp_path / "long", "--json", "--sequences", 2)[1])
     assert after["context"] == 128
     # At this learning rate nothing is learned: the weights are those of the shorter run.

@@ -49,12 +49,10 @@ def test_a_table_of_models_and_prompts(tessera, done, refused, two_models, tmp_p
     refused("--out must be a new file", "generate", *two_models, *options, "--out", tmp_path / "table.md")
 
 
-def test_the_story_prompts_are_24_and_begin_as_printed():
+def test_the_story_prompts_are_those_of_the_papers():
     prompts = read_prompts("stories")
-    assert len(prompts) == len(set(prompts)) == 24
+    assert len(set(prompts)) == 24
     assert prompts[0] == "Alice was so tired when she got back home so she went"
-    assert prompts[-1].endswith('She asked the squirrel, "Would you happen')
-    assert all(prompt == prompt.strip() and " ." not in prompt and " ," not in prompt for prompt in prompts)
 
 
 def test_text_in_a_table_cannot_break_it():
@@ -73,11 +71,9 @@ def test_prompts_that_cannot_be_read(refused, run_folder, tmp_path, content, mes
     refused(message, "generate", run_folder, "--prompts", tmp_path / "prompts.txt")
 
 
-def test_a_prompt_is_needed_once(tessera, run_folder):
+def test_a_prompt_is_needed_once(refused, run_folder):
     for options in ((), ("--prompt", "a", "--prompts", "stories")):
-        status, _, err = tessera("generate", run_folder, *options)
-        assert status == 2
-        assert len(err.splitlines()) == 1
+        refused("tessera generate: ", "generate", run_folder, *options)
 
 
 @pytest.mark.parametrize("sampling", [("--temperature", 0), ("--seed", 3)])

@@ -21,19 +21,14 @@ REQUIRED = {"generate": ("--prompt", "a"), "ask": ("Who?", "--memory", "m")}
 
 @pytest.mark.parametrize(("verb", "option"), [(verb, option) for verb, names in COUNTS.items() for option in names])
 @pytest.mark.parametrize("value", ["-1", "0", "1.5", "", "ten", "nan", "9" * 5000, str(2**40)])
-def test_counts(tessera, verb, option, value):
-    status, out, err = tessera(verb, "what", *REQUIRED.get(verb, ()), option, value)
-    assert (status, out) == (2, "")
-    assert err.startswith(f"tessera {verb}: {option} must be ")
-    assert len(err.splitlines()) == 1
-    assert len(err) < 200
+def test_counts(refused, verb, option, value):
+    refused(f"tessera {verb}: {option} must be ", verb, "what", *REQUIRED.get(verb, ()), option, value)
 
 
 @pytest.mark.parametrize(
     ("verb", "arguments", "message"),
     [
         ("train", ("tiny", "training.batch_size=1000000000"), "training.batch_size must lie in [1, 1,000,000]; got"),
-        ("plan", ("tiny", "training.batch_size=1000000000"), "training.batch_size must lie in [1, 1,000,000]; got"),
         ("info", ("tiny", "model.num_layers=1000000000"), "model.num_layers must be at most 10,000; got 1000000000."),
         ("info", ("tiny", "model={type: gpt2, n_layer: 1000000000}"), "model.n_layer must be at most 10,000; got"),
         ("info", ("tiny", "model.hidden_size=1000000000000"), "tessera: out of memory"),
@@ -150,10 +145,9 @@ def test_changes_to_a_recipe_may_follow_options(tessera, done):
 
 @pytest.mark.parametrize("stray", ["more", "--steps=3"])
 @pytest.mark.parametrize("command", [("info", "tiny", "--json"), ("tasks", "--import", "json")])
-def test_what_is_no_change_is_refused(tessera, command, stray):
-    status, out, err = tessera(*command, stray)
-    assert (status, out) == (2, "")
-    assert err == f"tessera {command[0]}: unrecognized arguments: {stray}. See tessera {command[0]} --help.\n"
+def test_what_is_no_change_is_refused(refused, command, stray):
+    message = f"tessera {command[0]}: unrecognized arguments: {stray}. See tessera {command[0]} --help.\n"
+    refused(message, *command, stray)
 
 
 def test_info_of_a_run_that_is_not_finished(tessera, run_folder, tmp_path):

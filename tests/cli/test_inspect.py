@@ -1,10 +1,6 @@
 """`tessera inspect` on a trained model."""
 
-import pytest
-
-from tessera import armt
 from tessera.inspection import Trace
-from tessera.models.saving.loading import load_model, load_tokenizer
 from tests.inspection.pages import data_of
 
 
@@ -12,24 +8,15 @@ def titles_of(page):
     return [trace["title"] for trace in data_of(page.read_text(encoding="utf-8"))]
 
 
-@pytest.fixture(scope="module")
-def segmented_folder(run_folder, tmp_path_factory):
-    """The trained model of `run_folder` as the base of an ARMT."""
-    folder = tmp_path_factory.mktemp("wrapped") / "armt"
-    armt.wrap(load_model(run_folder), segment_size=8, num_memory_tokens=2, memory_dim=4).save_pretrained(folder)
-    load_tokenizer(run_folder).save_pretrained(folder)
-    return folder
-
-
-def test_a_stored_memory(tessera, segmented_folder, corpus, tmp_path):
+def test_a_stored_memory(tessera, wrapped, corpus, tmp_path):
     memory, page, saved = tmp_path / "m.safetensors", tmp_path / "page.html", tmp_path / "trace.safetensors"
     (tmp_path / "short.txt").write_text("Once upon a time there was a king.")
-    assert tessera("memorize", segmented_folder, tmp_path / "short.txt", "--out", memory)[0] == 0
-    assert tessera("inspect", segmented_folder, "--memory", memory, "-o", page, "--save", saved)[0] == 0
+    assert tessera("memorize", wrapped, tmp_path / "short.txt", "--out", memory)[0] == 0
+    assert tessera("inspect", wrapped, "--memory", memory, "-o", page, "--save", saved)[0] == 0
     trace = Trace.load(saved)
     assert (trace.stored.tokens_read, trace.stored.segments_read, trace.tokens) == (34, 5, ())
     arguments = ["--text", corpus, "--tokens", 20, "--without-pairs", 3]
-    assert tessera("inspect", segmented_folder, "--memory", memory, *arguments, "-o", page, "--save", saved)[0] == 0
+    assert tessera("inspect", wrapped, "--memory", memory, *arguments, "-o", page, "--save", saved)[0] == 0
     trace = Trace.load(saved)
     assert trace.stored.tokens_read == 34
     assert trace.memory(0, "contextual").pair_loss_change.shape == (1, 20)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import tessera.armt as armt
 from tessera.data.sources import text_source
 from tessera.data.store import open_or_build
 from tessera.data.text_files import text_of_files
@@ -22,28 +21,28 @@ from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.models.saving.state_file import KIND
 from tests import refusals
 
-
-@pytest.fixture(scope="module")
-def wrapped(run_folder, tmp_path_factory):
-    """A small model with a memory that has an effect, and its tokenizer."""
-    folder = tmp_path_factory.mktemp("wrapped") / "armt"
-    torch.manual_seed(0)
-    model = armt.wrap(load_model(run_folder), segment_size=8, num_memory_tokens=2, memory_dim=4)
-    with torch.no_grad():
-        for memory in model.memories:
-            memory.value.weight.normal_()
-    model.save_pretrained(folder)
-    load_tokenizer(run_folder).save_pretrained(folder)
-    return folder
+TEXT = "Once upon a time there was a king with a crown."
 
 
-def test_a_text_is_read_in_parts_and_asked(tessera, done, wrapped, tmp_path):
-    text = "Once upon a time there was a king with a crown."
-    (tmp_path / "whole.txt").write_text(text)
-    (tmp_path / "one.txt").write_text(text[:24])  # bytes are tokens here, segments have 8
-    (tmp_path / "two.txt").write_text(text[24:])
-    out, _ = done("memorize", wrapped, tmp_path / "whole.txt", "--out", tmp_path / "whole")
-    assert f"{len(text)} tokens in 6 segments" in out
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture
+def memory(done, wrapped, text, tmp_path):
+    """What the small model has read of the text."""
+    done("memorize", wrapped, text, "--out", tmp_path / "memory")
+    return tmp_path / "memory"
+
+
+def test_a_text_is_read_in_parts_and_asked(tessera, done, wrapped, text, tmp_path):
+    (tmp_path / "one.txt").write_text(TEXT[:24])  # bytes are tokens here, segments have 8
+    (tmp_path / "two.txt").write_text(TEXT[24:])
+    out, _ = done("memorize", wrapped, text, "--out", tmp_path / "whole")
+    assert f"{len(TEXT)} tokens in 6 segments" in out
     tessera("memorize", wrapped, tmp_path / "one.txt", "--out", tmp_path / "one")
     tessera("memorize", wrapped, tmp_path / "two.txt", "--out", tmp_path / "two", "--memory", tmp_path / "one")
     at_once, parts = ARMTState.load(tmp_path / "whole"), ARMTState.load(tmp_path / "two")
@@ -55,12 +54,8 @@ def test_a_text_is_read_in_parts_and_asked(tessera, done, wrapped, tmp_path):
     assert out == load_tokenizer(wrapped).decode(expected[0, 7:], skip_special_tokens=True) + "\n"
 
 
-def test_mistakes_are_one_line(tessera, refused, wrapped, run_folder, tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_text("a king")
-    memory, new = tmp_path / "memory", tmp_path / "new"
-    assert tessera("memorize", wrapped, text, "--out", memory)[0] == 0
-    stored = memory.read_bytes()
+def test_mistakes_are_one_line(done, refused, wrapped, run_folder, text, memory, tmp_path):
+    new, stored = tmp_path / "new", memory.read_bytes()
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
@@ -76,7 +71,6 @@ def test_mistakes_are_one_line(tessera, refused, wrapped, run_folder, tmp_path):
         (("memorize", wrapped, text, "--out", tmp_path / "pipe"), "which exists and is no stored memory"),
         (("memorize", wrapped, text, "--out", new, "--memory", tmp_path / "pipe"), "which is no plain file"),
         (("ask", wrapped, "Who?", "--text", tmp_path / "empty.txt"), "ask: --text must hold text; got 'empty.txt'"),
-        (("memorize", wrapped, text, "--out", tmp_path / "no" / "memory"), "existing folder"),
         (("memorize", wrapped, tmp_path / "bytes.txt", "--out", new), "text must be UTF-8; this is UTF-16"),
         (("ask", run_folder, "Who?", "--memory", memory), "--memory must be a stored memory_mosaic memory; got armt"),
         (("ask", wrapped, "Who?", "--memory", memory, "--cite"), "must keep pairs (v1, v2); got armt, whose state"),
@@ -101,11 +95,11 @@ def test_mistakes_are_one_line(tessera, refused, wrapped, run_folder, tmp_path):
         (("ask", wrapped, "--samples", tmp_path / "empty.txt"), "must hold at least one sample; got none"),
     ]:
         refused(message.format(text=text), *arguments)
-    assert text.read_text() == "a king"
+    assert text.read_text() == TEXT
     assert memory.read_bytes() == stored
     assert not new.exists()
     text.write_text("a king and a queen")
-    assert tessera("memorize", wrapped, text, "--out", memory, "--overwrite")[0] == 0
+    done("memorize", wrapped, text, "--out", memory, "--overwrite")
     assert memory.read_bytes() != stored
 
 
@@ -173,11 +167,8 @@ def test_a_memory_of_the_first_version_is_refused(refused, wrapped, tmp_path):
     refused("of version 1. Read the text again.", "ask", wrapped, "Who?", "--memory", tmp_path / "memory")
 
 
-def test_a_memory_of_another_model_is_refused(tessera, refused, wrapped, tmp_path):
+def test_a_memory_of_another_model_is_refused(refused, wrapped, text, memory, tmp_path):
     """Other weights, other settings, another tokenizer: the sizes fit, and the contents mean nothing."""
-    (tmp_path / "text.txt").write_text("Once upon a time there was a king with a crown.")
-    memory = tmp_path / "memory"
-    assert tessera("memorize", wrapped, tmp_path / "text.txt", "--out", memory)[0] == 0
     for change in ("weights", "settings", "tokenizer"):
         other, model, tokenizer = tmp_path / change, load_model(wrapped), load_tokenizer(wrapped)
         if change == "weights":
@@ -190,30 +181,26 @@ def test_a_memory_of_another_model_is_refused(tessera, refused, wrapped, tmp_pat
         tokenizer.save_pretrained(other)
         for verb in (
             ("ask", other, "Who?", "--memory", memory),
-            ("memorize", other, tmp_path / "text.txt", "--memory", memory, "--out", tmp_path / "new"),
+            ("memorize", other, text, "--memory", memory, "--out", tmp_path / "new"),
             ("inspect", other, "--memory", memory, "-o", tmp_path / "page.html"),
         ):
             refused("--memory must be one that this model read", *verb)
 
 
-def test_a_memory_that_is_no_number_is_not_stored(refused, wrapped, tmp_path, monkeypatch):
-    (tmp_path / "text.txt").write_text("a king")
+def test_a_memory_that_is_no_number_is_not_stored(refused, wrapped, text, tmp_path, monkeypatch):
     model = load_model(wrapped)
     broken = model.empty_memory(1).map(lambda tensor: tensor * float("nan") if tensor.is_floating_point() else tensor)
     monkeypatch.setattr("tessera.models.carried_state.read_stream", lambda *_, **__: broken)
-    refused("the memory must be finite", "memorize", wrapped, tmp_path / "text.txt", "--out", tmp_path / "memory")
+    refused("the memory must be finite", "memorize", wrapped, text, "--out", tmp_path / "memory")
     assert not (tmp_path / "memory").exists()
 
 
-def test_questions_share_a_memory_and_no_answers(tessera, done, wrapped, tmp_path, monkeypatch):
-    (tmp_path / "text.txt").write_text("Once upon a time there was a king with a crown.")
-    tessera("memorize", wrapped, tmp_path / "text.txt", "--out", tmp_path / "memory")
-    options = ("--memory", tmp_path / "memory", "--max-new-tokens", 4)
+def test_questions_share_a_memory_and_no_answers(tessera, typed, done, wrapped, memory):
+    options = ("--memory", memory, "--max-new-tokens", 4)
     alone = [tessera("ask", wrapped, question, *options)[1] for question in ("Who was", "And then")]
     out, _ = done("ask", wrapped, "Who was", "And then", *options)
     assert out == f"> Who was\n{alone[0]}> And then\n{alone[1]}"
-    monkeypatch.setattr("sys.stdin", io.StringIO("Who was\n\nAnd then"))
-    status, out, _ = tessera("ask", wrapped, "--interactive", *options)
+    status, out, _ = typed("Who was\n\nAnd then", "ask", wrapped, "--interactive", *options)
     assert (status, out) == (0, "".join(alone))
     sampled = [tessera("ask", wrapped, "Who was", *options, "--temperature", 3, "--seed", n)[1] for n in (0, 0, 1, 2)]
     assert sampled[0] == sampled[1]
@@ -241,32 +228,17 @@ def test_several_texts_are_read_in_turn(tessera, done, refused, wrapped, tmp_pat
     refused("second.txt", "ask", wrapped, "Who?", "--text", first, "--text", second)
 
 
-def test_samples_of_a_model_of_text(tessera, wrapped, tmp_path):
-    """It continues the question, and what it writes is compared."""
-    (tmp_path / "text.txt").write_text("a king")
-    options = ("--max-new-tokens", 6)
-    said = tessera("ask", wrapped, "Who?", "--text", tmp_path / "text.txt", *options)[1].removesuffix("\n")
-    file = tmp_path / "rows.json"
-    for target, exact in ((said, "100.0"), ("other", "  0.0")):
-        file.write_text(json.dumps({"input": "a king", "question": "Who?", "target": target}) + "\n")
-        status, out, _ = tessera("ask", wrapped, "--samples", file, *options)
-        assert (status, out.splitlines()[1]) == (0, f"exact match      {exact:>5}")
-
-
-def test_documents_are_read_in_the_order_in_which_they_are_named(done, wrapped, tmp_path, monkeypatch):
+def test_documents_are_read_in_the_order_in_which_they_are_named(typed, done, wrapped, text, tmp_path):
     """Standard input was read behind the files, wherever it was named; the order decides what most models remember."""
-    (tmp_path / "text.txt").write_text("a king")
-    monkeypatch.setattr("sys.stdin", io.StringIO("three sons"))
-    done("memorize", wrapped, "-", tmp_path / "text.txt", "--out", tmp_path / "memory")
+    typed("three sons", "memorize", wrapped, "-", text, "--out", tmp_path / "memory")
     names = re.findall("^  (.*):", done("memories", "info", tmp_path / "memory")[0], re.M)
     assert names == ["standard input", "text.txt"]
 
 
-def test_standard_input_that_is_no_text(tessera, refused, wrapped, tmp_path, monkeypatch):
+def test_standard_input_that_is_no_text(tessera, refused, wrapped, text, tmp_path, monkeypatch):
     """Also where the locale is plain ASCII, with which Python lets any byte through."""
-    (tmp_path / "text.txt").write_text("a king")
     memorize = ("memorize", wrapped, "-", "--out", tmp_path / "memory")
-    ask = ("ask", wrapped, "--text", tmp_path / "text.txt", "--interactive")
+    ask = ("ask", wrapped, "--text", text, "--interactive")
     for arguments in (memorize, ask):
         stream = io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n"), encoding="ascii", errors="surrogateescape")
         monkeypatch.setattr("sys.stdin", stream)
@@ -341,7 +313,7 @@ def test_of_two_processes_that_store_into_one_file_neither_loses_its_work(
     assert tessera("memories", "forget", file, "one.txt")[0] == (0 if is_there else 2)  # in place; the last stays
 
 
-def test_a_chat_stores_into_its_file_again_but_over_no_other(tessera, run_folder, tmp_path, monkeypatch):
+def test_a_chat_stores_into_its_file_again_but_over_no_other(tessera, typed, run_folder, tmp_path, monkeypatch):
     file, texts = tmp_path / "m.st", [tmp_path / f"{name}.txt" for name in ("zero", "one", "two")]
     for path in texts:
         path.write_text(f"a king {path.stem} ")  # one text is kept once
@@ -356,8 +328,7 @@ def test_a_chat_stores_into_its_file_again_but_over_no_other(tessera, run_folder
 
     monkeypatch.setattr(Memory, "save", before_another)
     lines = ["/save", f"/read {texts[1]}", "/save", f"/read {texts[2]}", "/save"]
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
-    status, out, err = tessera("chat", run_folder, "--memory", file)
+    status, out, err = typed("\n".join(lines), "chat", run_folder, "--memory", file)
     assert (status, len(saves), out.count("stored\n")) == (0, 3, 2)
     assert "another process stored meanwhile" in err
     assert Memory().load(file).names == ["one.txt"]

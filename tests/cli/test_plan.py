@@ -63,12 +63,8 @@ def test_sizes_have_a_unit_that_shows_them(size, text):
 
 
 @pytest.mark.parametrize("value", ["80 GB", "x", "-1", "80", "GB", "1e3GB", "80gb", "nan", "", "0GB", "9" * 400 + "GB"])
-def test_bad_sizes(tessera, value):
-    status, out, err = tessera("plan", "tiny", "--device-memory", value)
-    assert (status, out) == (2, "")
-    assert err.startswith("tessera plan: --device-memory ")
-    assert len(err.splitlines()) == 1
-    assert len(err) < 200
+def test_bad_sizes(refused, value):
+    refused("tessera plan: --device-memory ", "plan", "tiny", "--device-memory", value)
 
 
 @pytest.mark.parametrize(
@@ -77,10 +73,6 @@ def test_bad_sizes(tessera, value):
         (("--utilization", "0"), "--utilization must lie in (0, 1]"),
         (("--utilization", "40"), "--utilization must lie in (0, 1]"),
         (("--peak-flops", "-1"), "--peak-flops must be above 0"),
-        (("--devices", "0"), "--devices must be at least 1"),
-        (("--devices", "7"), "training.batch_size must be a multiple of the 7 processes"),
-        (("training.steps=0",), "training.steps must be a positive integer"),
-        (("model.layers=2",), "layers is not a known key"),
     ],
 )
 def test_other_mistakes(refused, arguments, message):

@@ -14,10 +14,6 @@ from tests.covering import some
 HEAVY = "[name for name in ('torch', 'transformers', 'numpy', 'matplotlib') if name in sys.modules]"
 
 
-def python(code, *arguments):
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
-
-
 def test_the_library_help_and_bad_arguments_import_nothing_heavy():
     """In one process, one after the other; each exit status and message is that of the command alone."""
     cases = {
@@ -40,7 +36,7 @@ def test_the_library_help_and_bad_arguments_import_nothing_heavy():
         f"    ends.append([status, {HEAVY}])\n"
         "print()\nprint(json.dumps(ends))"
     )
-    done = python(code, *cases)
+    done = subprocess.run([sys.executable, "-c", code, *cases], capture_output=True, text=True)
     assert json.loads(done.stdout.splitlines()[-1]) == [[status, []] for status in cases.values()]
     assert done.stderr.count("\n") == sum(status == 2 for status in cases.values()), done.stderr
 

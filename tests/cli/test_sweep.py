@@ -12,6 +12,8 @@ from tests.cli.conftest import OPTIONS
 from tests.refusals import refused
 
 GRID = ("training.learning_rate=1e-3,3e-2", "training.seed=0,1")
+DIVERGING = [option for option in OPTIONS if not option.startswith(("training.steps", "training.warmup"))]
+DIVERGING += ["training.clip=0", "training.warmup_steps=0"]
 
 
 def test_a_grid_from_end_to_end(done, corpus, tmp_path):
@@ -50,9 +52,8 @@ def test_a_grid_from_end_to_end(done, corpus, tmp_path):
 
 
 def test_a_run_that_diverges_is_a_row(done, tessera, corpus, tmp_path, monkeypatch):
-    grid = ("training.learning_rate=1e-3,1e6", "training.clip=0", "training.warmup_steps=0", "training.steps=8")
-    options = [option for option in OPTIONS if not option.startswith(("training.steps", "training.warmup"))]
-    command = ("sweep", "tiny", f"data.source={corpus}", *options, *grid, "--output", tmp_path / "runs")
+    grid = (*DIVERGING, "training.steps=8", "training.learning_rate=1e-3,1e6")
+    command = ("sweep", "tiny", f"data.source={corpus}", *grid, "--output", tmp_path / "runs")
     out, _ = done(*command)
     first, second = out.splitlines()[1:3]
     assert first.endswith("best")
@@ -81,9 +82,7 @@ def _interrupted(*_):
 
 def test_a_run_that_its_last_step_breaks_is_a_row(done, tessera, corpus, tmp_path):
     """Its training loss was finite and its model published; the sweep ended in a traceback, whenever it was called."""
-    grid = ("training.clip=0", "training.warmup_steps=0", "training.steps=1")
-    options = [option for option in OPTIONS if not option.startswith(("training.steps", "training.warmup"))]
-    command = ("tiny", f"data.source={corpus}", *options, *grid)
+    command = ("tiny", f"data.source={corpus}", *DIVERGING, "training.steps=1")
     done("sweep", *command, "training.learning_rate=1e-3,1e6", "--output", tmp_path / "runs")
     broken = tmp_path / "runs" / "learning_rate=1e6"
     assert not (broken / "run.json").exists()

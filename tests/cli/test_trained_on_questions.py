@@ -91,28 +91,25 @@ def test_what_the_model_cannot_know_is_refused_or_said(tessera, run, book):
 
 
 @pytest.mark.parametrize("times", [4, 6])
-def test_a_text_far_longer_than_what_was_measured_is_said(tessera, run, tmp_path, monkeypatch, times):
+def test_a_text_far_longer_than_what_was_measured_is_said(tessera, typed, run, tmp_path, times):
     text, measured = tmp_path / "long.txt", Certainty.of(load_model(run)).tokens
     text.write_text("rain " * (times * measured))
     _, _, of_ask = tessera("ask", run, "Where is Mary?", "--text", text)
-    monkeypatch.setattr("sys.stdin", io.StringIO(f"/read {text}\n"))
-    _, _, of_chat = tessera("chat", run)
+    _, _, of_chat = typed(f"/read {text}\n", "chat", run)
     for err in (of_ask, of_chat):
         assert (f"{times} times as many tokens were read as those texts have" in err) == (times > 4)
 
 
-def test_an_empty_text_is_named_by_the_option_that_named_it(tessera, run, tmp_path, monkeypatch):
+def test_an_empty_text_is_named_by_the_option_that_named_it(tessera, typed, run, tmp_path):
     empty = tmp_path / "empty.txt"
     empty.touch()
-    monkeypatch.setattr("sys.stdin", io.StringIO(f"/read {empty}\n"))
-    assert f"chat: /read must hold text; got {str(empty)!r}" in tessera("chat", run)[2]
+    assert f"chat: /read must hold text; got {str(empty)!r}" in typed(f"/read {empty}\n", "chat", run)[2]
     assert "ask: --text must hold text; got 'empty.txt'" in tessera("ask", run, "Where is Mary?", "--text", empty)[2]
 
 
-def test_questions_that_are_typed_are_answered_and_stored(tessera, run, book, tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("Where is Bob?\nWhere is Mary?\n"))
-    stored = tmp_path / "answers.jsonl"
-    status, out, err = tessera("ask", run, "--interactive", "--text", book, "--output", stored)
+def test_questions_that_are_typed_are_answered_and_stored(typed, run, book, tmp_path):
+    command, stored = ("ask", run, "--interactive", "--text", book), tmp_path / "answers.jsonl"
+    status, out, err = typed("Where is Bob?\nWhere is Mary?\n", *command, "--output", stored)
     assert (status, len(out.splitlines()), "it does not know Bob" in err) == (0, 1, True)
     (row,) = [json.loads(line) for line in stored.read_text().splitlines()]
     assert row["question"] == "Where is Mary?"
@@ -161,7 +158,7 @@ def test_files_of_samples_are_scored(tessera, done, run, book, tmp_path):
 
 
 @pytest.mark.usefixtures("short_books")
-def test_questions_of_ones_own_from_a_file_to_an_answer(tessera, done, refused, tmp_path, monkeypatch):
+def test_questions_of_ones_own_from_a_file_to_an_answer(tessera, typed, done, refused, tmp_path, monkeypatch):
     """From the command line alone, of a document too; afterwards the file may be gone."""
     rows = [{"text": f"Box {n} is dark red.", "question": f"What is box {n}?", "answer": "dark red"} for n in range(12)]
     file, run, book = tmp_path / "mine.jsonl", tmp_path / "run", tmp_path / "book.txt"
@@ -176,9 +173,7 @@ def test_questions_of_ones_own_from_a_file_to_an_answer(tessera, done, refused, 
     assert (status, "dark red" in out) == (0, True), out
     assert 'knows questions such as "What is box 0?"' in err
     assert "whether a text answers at all: measured on" in err
-    with monkeypatch.context() as patched:
-        patched.setattr("sys.stdin", io.StringIO("/documents\nWho is box 3?\n"))
-        status, out, err = tessera("chat", run)
+    status, out, err = typed("/documents\nWho is box 3?\n", "chat", run)
     assert (status, out.splitlines()[0], len(out.splitlines())) == (0, "no documents", 2)
     assert 'knows questions such as "What is box 0?"' in err
     assert "its answer is a guess" in err

@@ -60,12 +60,6 @@ def test_the_version_is_said(capsys):
     assert capsys.readouterr().out == f"tessera {version('tessera')}\n"
 
 
-def test_a_name_of_ones_own_names_the_option_that_imports_it(tessera, corpus, tmp_path):
-    command = ("train", "tiny", "model.kernel=mine", f"data.source={corpus}", "--output", tmp_path / "run")
-    status, _, err = tessera(*command)
-    assert (status, "unknown kernel 'mine'" in err, "--import FILE" in err) == (2, True, True)
-
-
 def test_under_torchrun_the_first_process_refuses(tessera, monkeypatch):
     """The others wait until they are ended with it; one whose mistake is its own says it then."""
     waited = []
@@ -75,13 +69,6 @@ def test_under_torchrun_the_first_process_refuses(tessera, monkeypatch):
         monkeypatch.setenv("RANK", rank)
         status, out, err = tessera("train", "no-such-recipe")
         assert (status, out, len(err.splitlines()), waited) == (2, "", 1, expected)
-
-
-def test_training_resumes_and_refuses_to_overwrite(done, refused, run_folder):
-    recipe = run_folder / "recipe.yaml"
-    out, _ = done("train", recipe, "--output", run_folder, "--resume")
-    assert "validation loss" in out
-    refused("holds a run of this recipe already", "train", recipe, "--output", run_folder)
 
 
 def test_greedy_generation_is_that_of_the_model(done, run_folder):

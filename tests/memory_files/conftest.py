@@ -1,3 +1,3 @@
 """The command line as a function."""
 
-from tests.cli.conftest import refused, tessera  # noqa: F401 (fixtures)
+from tests.cli.conftest import refused, tessera, typed  # noqa: F401 (fixtures)

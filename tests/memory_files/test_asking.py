@@ -1,7 +1,6 @@
 """Questions, citations, the pipeline and the verbs of memories."""
 
 import html
-import io
 import itertools
 import re
 from dataclasses import replace
@@ -197,14 +196,13 @@ def test_answers_with_citations_and_a_page(tessera, folder, tmp_path):
     assert tessera(*asked)[1].splitlines()[0] == out.splitlines()[0]
 
 
-def test_a_conversation(tessera, folder, tmp_path, monkeypatch):
+def test_a_conversation(tessera, typed, folder, tmp_path, monkeypatch):
     (tmp_path / "book.txt").write_text(BOOK)
     tessera("memorize", folder, tmp_path / "book.txt", "--out", tmp_path / "m")
     lines = ["Who", "/cite", "and \\", "then", "/new", "Who", "/forget none", f"/save {tmp_path / 'n'}", "/read none"]
     monkeypatch.chdir(tmp_path)  # which "/read" without a name does not read
     lines += ["/read", f"/read {'x' * 300}", f"/save {'x' * 5000}/n", "/forget book.txt", "/what", "/quit", "never"]
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
-    status, out, err = tessera("chat", folder, "--memory", tmp_path / "m", "--max-new-tokens", 3)
+    status, out, err = typed("\n".join(lines), "chat", folder, "--memory", tmp_path / "m", "--max-new-tokens", 3)
     assert status == 0
     answer = tessera("ask", folder, "Who", "--memory", tmp_path / "m", "--max-new-tokens", 3)[1]
     assert out.startswith(answer)
@@ -215,14 +213,13 @@ def test_a_conversation(tessera, folder, tmp_path, monkeypatch):
     assert max(map(len, err.splitlines())) < 500
 
 
-def test_a_conversation_saves_again_and_cites_what_it_has_read(tessera, folder, tmp_path, monkeypatch):
+def test_a_conversation_saves_again_and_cites_what_it_has_read(tessera, typed, folder, tmp_path):
     (tmp_path / "book.txt").write_text(BOOK)
     (tmp_path / "queen.txt").write_text("The queen slept.")
     tessera("memorize", folder, tmp_path / "queen.txt", "--out", tmp_path / "other")
     lines = [f"/read {tmp_path / 'book.txt'}", f"/save {tmp_path / 'm'}", "Who", f"/read {tmp_path / 'queen.txt'}"]
     lines += ["/cite", f"/save {tmp_path / 'm'}", "Who", "/forget book.txt", "/cite", f"/save {tmp_path / 'other'}"]
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
-    _, out, err = tessera("chat", folder, "--max-new-tokens", 3)
+    _, out, err = typed("\n".join(lines), "chat", folder, "--max-new-tokens", 3)
     assert f"{tmp_path / 'm'}: 2 documents stored" in out
     cite, cite_again, save = err.splitlines()
     assert cite == cite_again == "chat: /cite must follow an answer; got none."
@@ -230,7 +227,7 @@ def test_a_conversation_saves_again_and_cites_what_it_has_read(tessera, folder, 
     assert save == f"chat: /save must be a new file; {got}"
 
 
-def test_what_ends_an_answer_and_what_the_conversation(tessera, folder, monkeypatch):
+def test_what_ends_an_answer_and_what_the_conversation(tessera, typed, folder, monkeypatch):
     asked = []
 
     def ask(self, question, *_, **__):
@@ -238,8 +235,7 @@ def test_what_ends_an_answer_and_what_the_conversation(tessera, folder, monkeypa
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Memory, "ask", ask)
-    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
-    status, _, err = tessera("chat", folder)
+    status, _, err = typed("one\ntwo\n", "chat", folder)
     assert (status, asked) == (0, ["one", "two"])
     assert err.count("(stopped)") == 2
 
@@ -247,8 +243,7 @@ def test_what_ends_an_answer_and_what_the_conversation(tessera, folder, monkeypa
         raise BrokenPipeError
 
     monkeypatch.setattr(Memory, "ask", fail)
-    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
-    assert tessera("chat", folder) == (0, "", ""), "nobody reads the answers any more"
+    assert typed("one\ntwo\n", "chat", folder) == (0, "", ""), "nobody reads the answers any more"
     monkeypatch.setattr("tessera.memory_files.answering.answers_questions", lambda tokenizer: True)
     status, _, err = tessera("chat", folder, "--temperature", 0.5)
     assert (status, "--temperature must be left out: this model answers questions" in err) == (2, True)
@@ -261,20 +256,19 @@ def test_an_empty_text_is_named_with_its_folder(refused, folder, tmp_path):
 
 
 @pytest.mark.parametrize("planted", [(), ("--plant", "A king.")])
-def test_an_empty_file_of_a_folder_is_left_out_and_named(tessera, folder, tmp_path, monkeypatch, planted):
+def test_an_empty_file_of_a_folder_is_left_out_and_named(tessera, typed, folder, tmp_path, planted):
     """As one document, as several, by `memorize` and by `/read`: the rest is read, and the exit status says so."""
     texts = tmp_path / "texts"
     texts.mkdir()
     for name, text in (("a", "A king."), ("b", ""), ("c", "A queen.")):
         (texts / f"{name}.txt").write_text(text)
-    monkeypatch.setattr("sys.stdin", io.StringIO(f"/read {texts}\n"))
     commands = {
         "25 tokens" if planted else "15 tokens": ("ask", folder, "Who", "--text", texts, *planted),
         "15 tokens in 2 documents": ("memorize", folder, texts, "--out", tmp_path / "memory"),
         "c.txt: 8 bytes": ("chat", folder),
     }
     for read, command in commands.items():
-        status, out, err = tessera(*command)
+        status, out, err = typed(f"/read {texts}\n", *command)
         assert status == 0, err
         assert read in out + err
         assert err.count(f"data source {str(texts)!r}: left out, as empty: b.txt\n") == 1
