@@ -12,7 +12,6 @@ from tokenizers import Tokenizer, models
 
 from tessera.base.errors import TesseraError, first_line
 from tessera.base.files import (
-    expect_output,
     expect_plain_file,
     expect_writable,
     new_folder,
@@ -35,18 +34,6 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
         write_atomically(path, fail)
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["a.txt"]
-
-
-def test_a_link_stays_one_and_its_file_is_written(tmp_path):
-    """Figures, results, indices, traces: a file was put in the place of the link, and what it led to stayed old."""
-    place, link = tmp_path / "disk" / "a.txt", tmp_path / "link"
-    place.parent.mkdir()
-    link.symlink_to(place)
-    for text in ("first", "second"):
-        write_text_atomically(link, text)
-        assert place.read_text() == text
-    assert link.is_symlink()
-    assert os.listdir(place.parent) == ["a.txt"]
 
 
 def test_what_dead_processes_left_of_a_file_is_deleted_and_the_rest_is_not(tmp_path):
@@ -111,24 +98,6 @@ def test_outputs_are_tried_without_a_trace(tmp_path):
     assert (tmp_path / "file").read_text() == "x"
 
 
-def test_outputs_lie_in_folders_that_exist_and_replace_only_what_is_ours(tmp_path):
-    (tmp_path / "theirs").write_text("x")
-    (tmp_path / "ours").write_text("tessera")
-    os.mkfifo(tmp_path / "pipe")
-    is_ours = lambda path: path.read_text() == "tessera"  # noqa: E731
-    expect_output(tmp_path / "new", "eval", "--plot", is_ours, "a figure")
-    expect_output(tmp_path / "ours", "eval", "--plot", is_ours, "a figure")
-    for name, rule, message in (
-        ("no/new", is_ours, "must lie in an existing folder"),
-        ("theirs", is_ours, "must be a new file or a figure to replace; got .* is no figure of this library"),
-        ("pipe", is_ours, "must be a new file or a figure"),
-        ("ours", None, "must be a new file; got"),
-    ):
-        with pytest.raises(TesseraError, match=f"eval: --plot {message}"):
-            expect_output(tmp_path / name, "eval", "--plot", rule, "a figure" if rule else "")
-    assert set(os.listdir(tmp_path)) == {"theirs", "ours", "pipe"}
-
-
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
 def test_files_have_the_modes_that_the_umask_says(tmp_path, mask):
     before = os.umask(mask)
@@ -142,16 +111,6 @@ def test_files_have_the_modes_that_the_umask_says(tmp_path, mask):
         os.umask(before)
     files = [*(tmp_path / name for name in WRITERS), tmp_path / "folder" / "inner" / "weights"]
     assert {path.stat().st_mode & 0o777 for path in files} == {0o666 & ~mask}
-
-
-def test_a_folder_is_complete_or_absent(tmp_path):
-    def stop(folder):
-        (folder / "half").write_text("x")
-        raise RuntimeError("stopped")
-
-    with pytest.raises(RuntimeError), new_folder(tmp_path / "folder") as folder:
-        stop(folder)
-    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,8 @@ def test_import_makes_a_kernel_known_to_recipes(tmp_path, monkeypatch, capsys):
     (tmp_path / "kernel_of_a_test.py").write_text(KERNEL.format(name="mine"))
     options = ["info", "tiny", "model.kernel=mine"]
     assert main(options) == 2
-    assert "unknown kernel 'mine'" in capsys.readouterr().err
+    assert "unknown kernel 'mine'" in (err := capsys.readouterr().err)
+    assert "--import FILE" in err
     try:
         assert main([*options, "--import", "kernel_of_a_test.py"]) == 0
         assert kernel_from_config("mine").name == "mine"

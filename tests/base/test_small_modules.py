@@ -46,11 +46,6 @@ def test_a_result_of_another_shape_than_annotated_is_found():
         transposed(torch.ones(2, 2), documents=torch.ones(2, 2))
 
 
-def test_an_error_of_the_library_comes_first():
-    with pytest.raises(ValueError, match=r"leaky_average: decay must have shape \(3,\); got \(2,\)"):
-        leaky_average(torch.zeros(1, 3, 4, 5), torch.ones(2))
-
-
 def test_a_log_has_no_carriage_returns(monkeypatch):
     log = io.StringIO()
     monkeypatch.setattr(sys, "stderr", log)
