@@ -1,6 +1,8 @@
 """The file of a memory: what it may hold, what is refused, and that it and the memory do not disturb each other."""
 
 import copy
+import random
+from contextlib import suppress
 
 import pytest
 import torch
@@ -34,6 +36,13 @@ def test_files_that_are_no_memory_of_this_model(tmp_path):
     tokenizer.add_tokens(["king"])
     refused("of other tokens", load, tokenizer=tokenizer)
     content, damaged = path.read_bytes(), tmp_path / "damaged"
+    chance = random.Random(0)
+    for place in [3, 9, *(chance.randrange(len(content)) for _ in range(40))]:
+        spoiled = bytearray(content)
+        spoiled[place] ^= 1 << chance.randrange(8)
+        damaged.write_bytes(bytes(spoiled))
+        with suppress(TesseraError):
+            assert same(load(path=damaged).state, load().state), "a space of the description"
     for size in (0, 7, 1000, len(content) - 1):
         damaged.write_bytes(content[:size])
         refused("must be a stored memory", load, path=damaged)

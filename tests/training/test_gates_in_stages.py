@@ -11,7 +11,6 @@ from tessera.base.files import remove
 from tessera.training import fit, staged_data
 from tessera.training.run import train
 from tessera.training.run_log import MetricsFile
-from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
 from tests.training.conftest import opened
 from tests.training.test_staged_run import BASE, LOSSES, QUESTIONS, STRETCH, prediction_loss
 

@@ -1,6 +1,7 @@
 """What cannot be trained is refused before anything is overwritten."""
 
 import json
+import os
 from functools import partial
 
 import pytest
@@ -56,6 +57,20 @@ def test_another_recipes_run_is_never_overwritten(go, tmp_path):
     refused("holds a run of this recipe already", go)
     assert {path: path.read_bytes() for path in before} == before
     go("training.learning_rate=0.5", overwrite=True)
+
+
+def test_who_comes_second_is_told_who_holds_the_run(go, change_losses):
+    """A lock is held against everybody: here the process that trains tries it again."""
+    holder = f"must be used by one process at a time; process {os.getpid()} on .* has been using it since 20"
+
+    def come_second(step, loss):
+        for options in ({"resume": True}, {"overwrite": True}, {}):
+            refused(holder, go, **options)
+        return loss
+
+    change_losses(come_second)
+    go()
+    go(resume=True)
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ from tessera.training.run_data import evaluation_text
 from tessera.training.run_log import MetricsFile
 from tests.covering import some
 from tests.refusals import refused
-from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
 from tests.training.processes import metrics, same_weights
 
 pytestmark = pytest.mark.usefixtures("short_books")
@@ -62,7 +61,7 @@ def prediction_loss(data, model, stage, number, step):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, short_books):  # noqa: F811
+def whole(tmp_path_factory, short_books):
     """The folder and the summary of a run on questions that nothing stopped."""
     folder = tmp_path_factory.mktemp("whole")
     (folder / "staged.yaml").write_text(yaml.safe_dump(QUESTIONS))

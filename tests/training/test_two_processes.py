@@ -16,7 +16,6 @@ from tessera.training.checkpoint import Checkpoints
 from tessera.training.distributed import SINGLE_PROCESS, init_processes
 from tessera.training.loop import StagePlan, TrainingLog, train_stages
 from tessera.training.optimizer import FitOptions
-from tests.short_books import beginnings  # noqa: F401 (a fixture)
 from tests.training.processes import free_port, metrics, same_weights, train_by, weights, write_recipe
 
 ARMT = """
@@ -135,7 +134,7 @@ def test_two_processes_train_as_one_with_the_whole_batch(tmp_path, launcher):
 @pytest.mark.parametrize(
     "data", [pytest.param("questions", marks=pytest.mark.grid), pytest.param("text", marks=pytest.mark.slow)]
 )
-def test_two_processes_train_in_stages_as_one_with_the_whole_batch(tmp_path, data, beginnings):  # noqa: F811
+def test_two_processes_train_in_stages_as_one_with_the_whole_batch(tmp_path, data, beginnings):
     section, stages = STAGES[data]
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(ARMT % (section.replace("BOOKS", str(beginnings["stories"])), stages))
