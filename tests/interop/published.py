@@ -1,10 +1,14 @@
-"""Published checkpoints: their gradients, and tensors in them that are no weights."""
+"""Published checkpoints: their values and gradients, and tensors in them that are no weights."""
 
 import torch
 
 from tessera.base.errors import TesseraError
 from tessera.interop import from_reference
-from tests.tolerances import GOLDEN_GRADIENT
+from tests.tolerances import GOLDEN_GRADIENT, GOLDEN_VALUE
+
+
+def close(ours, expected):
+    torch.testing.assert_close(ours, expected, rtol=0, atol=GOLDEN_VALUE)
 
 
 def expect_gradients(loss, leaves, expected, relative=GOLDEN_GRADIENT):

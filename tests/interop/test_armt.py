@@ -7,9 +7,8 @@ from torch.func import functional_call
 from tessera.interop import armt, from_reference
 from tests.covering import some
 from tests.golden_files import cases, load, part
-from tests.interop.published import expect_gradients, expect_refusals
+from tests.interop.published import close, expect_gradients, expect_refusals
 from tests.refusals import refused
-from tests.tolerances import GOLDEN_VALUE
 
 FAMILY = {"armt": "E_armt", "rmt": "F_rmt_prmt", "prmt": "F_rmt_prmt"}
 ARMT_RUNS = "correction_main nocorrection_main correction_masked correction_align_right correction_align_center".split()
@@ -30,10 +29,6 @@ def names(source):
 
 def model_of(source, tensors, arguments):
     return from_reference(source, part(tensors, "param/"), arguments).double()
-
-
-def close(ours, expected):
-    torch.testing.assert_close(ours, expected, rtol=0, atol=GOLDEN_VALUE)
 
 
 def assert_gradients(source, model, tensors, run):

@@ -14,9 +14,9 @@ from tessera.interop.memory_mosaics import (
 )
 from tests.covering import some
 from tests.golden_files import cases, load, part
-from tests.interop.published import expect_gradients, expect_refusals
+from tests.interop.published import close, expect_gradients, expect_refusals
 from tests.refusals import refused, refused_in_a_line
-from tests.tolerances import GOLDEN_FLOAT32_RATIO, GOLDEN_VALUE
+from tests.tolerances import GOLDEN_FLOAT32_RATIO
 
 IMPORTERS = {
     "A_library": ("memory-mosaics", StackAssoMemImporter),
@@ -75,8 +75,8 @@ def test_float64_logits_losses_and_gradients(family, case):
         leaves = {name: tensor.double().requires_grad_() for name, tensor in published.items()}
         logits, loss, visible = outputs(family, model, leaves, tensors, description, run)
         expected = tensors[f"f64/{run}/logits"]
-        torch.testing.assert_close(logits[visible], expected[visible], rtol=0, atol=GOLDEN_VALUE)
-        torch.testing.assert_close(loss, tensors[f"f64/{run}/loss"], rtol=0, atol=GOLDEN_VALUE)
+        close(logits[visible], expected[visible])
+        close(loss, tensors[f"f64/{run}/loss"])
         gradients = part(tensors, f"f64/{run}/grad/")
         assert bool(gradients) == (number == 0)  # the files hold gradients of the long run alone
         if gradients:
@@ -158,7 +158,7 @@ def test_wrappers_and_constant_buffers_of_saved_modules_are_no_obstacle():
     wrapped["_orig_mod.mosaic.h.0.attn.k_featurizer.leaky_avg.coef"] = torch.zeros(48, 48)
     model = from_reference("nano-mosaics", wrapped, description["constructor"]).double()
     logits = model(tensors["in/T17/idx"]).logits
-    torch.testing.assert_close(logits, tensors["f64/T17/logits"], rtol=0, atol=GOLDEN_VALUE)
+    close(logits, tensors["f64/T17/logits"])
 
 
 def saved_by_script(case):
@@ -174,7 +174,7 @@ def test_what_the_training_scripts_save_is_understood():
     tensors, weights, arguments = saved_by_script("H2_lowr_bias_pmem2")
     assert recognised_source(weights, arguments) == "memory-mosaics-eft"
     logits = from_reference("memory-mosaics-eft", weights, arguments).double()(tensors["in/T9/idx"]).logits
-    torch.testing.assert_close(logits, tensors["f64/T9/logits"], rtol=0, atol=GOLDEN_VALUE)
+    close(logits, tensors["f64/T9/logits"])
 
 
 def test_trained_further_they_drop_no_contextual_weights():

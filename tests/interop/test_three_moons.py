@@ -7,8 +7,8 @@ from torch.func import functional_call
 from tessera.memories.linear_contextual import LinearContextualMemory
 from tessera.ops.kernel_regression import Call, reference
 from tests.golden_files import cases, load, part
-from tests.interop.published import expect_gradients
-from tests.tolerances import GOLDEN_FLOAT32_RATIO, GOLDEN_VALUE
+from tests.interop.published import close, expect_gradients
+from tests.tolerances import GOLDEN_FLOAT32_RATIO
 
 CASES = [case for case in cases("G_moons") if not case.startswith("G0")]
 MATRICES = {"emb": "embedding", "k_lin": "key_extractor", "v_lin": "value_extractor", "out_proj": "output"}
@@ -57,10 +57,6 @@ def complex_from_blocks(weight):
     diagonal = (blocks[:, 0, :, 0] + blocks[:, 1, :, 1]) / 2
     crossed = (blocks[:, 0, :, 1] - blocks[:, 1, :, 0]) / 2
     return torch.complex(diagonal, -crossed)
-
-
-def close(ours, expected):
-    torch.testing.assert_close(ours, expected, rtol=0, atol=GOLDEN_VALUE)
 
 
 def clipped_loss(predictions, targets):
