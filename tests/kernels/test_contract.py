@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
-from tessera.kernels import KERNELS, Epanechnikov, Gaussian, RectifiedPolynomial, entmax, kernel_from_config, sparsemax
+from tessera.kernels import KERNELS, Epanechnikov, Gaussian, RectifiedPolynomial, entmax, kernel_from_config
 from tessera.testing.kernels import LAWS, check_kernel, example
 from tests.kernels.contract import all_kernels, identifier
 from tests.kernels.oracles import ORACLES, oracle
 from tests.refusals import refused
-from tests.tolerances import REORDERED_FLOAT64
+from tests.tolerances import close
 
 KERNEL = pytest.mark.parametrize("kernel", all_kernels(), ids=identifier)
 
@@ -29,7 +29,7 @@ def test_contract(kernel, law):
 def test_weights_equal_the_oracle(kernel, scale):
     scores, visible = example(scale)
     expected = oracle(kernel, scores, visible)
-    torch.testing.assert_close(kernel.weights(scores, visible), expected, rtol=0, atol=REORDERED_FLOAT64)
+    close(kernel.weights(scores, visible), expected)
 
 
 def test_every_kernel_has_an_oracle():
@@ -192,16 +192,10 @@ WRONG = {  # a kernel, and laws that reject it
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_kernels_are_rejected(name):
-    kernel, *laws = WRONG[name]
-    rejected = set()
-    for law in LAWS:
-        try:
-            LAWS[law](kernel())
-        except AssertionError:
-            rejected.add(law)
-    assert rejected >= set(laws)
+@pytest.mark.parametrize(("name", "law"), [(name, law) for name, (_, *laws) in WRONG.items() for law in laws])
+def test_wrong_kernels_are_rejected(name, law):
+    with pytest.raises(AssertionError):
+        LAWS[law](WRONG[name][0]())
 
 
 def test_a_broken_law_is_named_with_what_it_says(monkeypatch):
@@ -237,45 +231,21 @@ def test_configurations_that_are_refused(spec, message):
 
 
 FEW = settings(max_examples=25, deadline=None, derandomize=True)
-# Threshold and sum in float64 over at most a few hundred entries of order one.
-EXACT = 1e-11
-
-rows = st.lists(st.floats(-20, 20), min_size=1, max_size=90).map(lambda row: torch.tensor(row, dtype=torch.float64))
-seeds = st.integers(0, 2**31)
-orders = st.floats(1, 60)
 
 
 @FEW
-@given(row=rows, shift=st.floats(-1e3, 1e3), order=orders)
-def test_entmax_does_not_change_when_all_scores_move(row, shift, order):
-    # A score of 1e3 has a spacing of 1e-13; r times that enters a weight.
-    alpha = 1 + 1 / order
-    torch.testing.assert_close(entmax(row + shift, alpha), entmax(row, alpha), rtol=0, atol=1e-11 * max(1, order))
-
-
-@FEW
-@given(row=rows)
+@given(row=st.lists(st.floats(-20, 20), min_size=1, max_size=90))
 def test_alpha_towards_one_tends_to_softmax(row):
     # (1 + x/r)^r = exp(x) (1 - x^2 / 2r + ...): the distance shrinks like 1/r; entries 40 below the top vanish.
+    row = torch.tensor(row, dtype=torch.float64)
     errors = [(entmax(row, 1 + 1 / r) - torch.softmax(row, -1)).abs().max().item() for r in (1e2, 1e4, 1e6)]
     assert errors[1] <= 0.02 * errors[0] + 1e-9
     assert errors[2] <= 1e-5
-    torch.testing.assert_close(entmax(row, 1), torch.softmax(row, -1), rtol=0, atol=EXACT)
+    torch.testing.assert_close(entmax(row, 1), torch.softmax(row, -1), rtol=0, atol=1e-11)
 
 
 @FEW
-@given(row=rows)
-def test_sparsemax_is_the_nearest_point_of_the_simplex(row):
-    # Optimality of the projection p of s: s_i - p_i is constant on the support and at most that constant outside.
-    weights = sparsemax(row)
-    rest = row - weights
-    level = rest[weights > 0]
-    assert (level.max() - level.min()).item() < EXACT
-    assert (rest <= level.max() + EXACT).all()
-
-
-@FEW
-@given(seed=seeds, order=orders, beta=st.floats(0.05, 200), pairs=st.integers(1, 200))
+@given(seed=st.integers(0, 2**31), order=st.floats(1, 60), beta=st.floats(0.05, 200), pairs=st.integers(1, 200))
 def test_proposition_1_adaptive_bandwidth_regression_is_entmax(seed, order, beta, pairs):
     generator = torch.Generator().manual_seed(seed)
     keys = normalize(torch.randn(pairs, 8, generator=generator, dtype=torch.float64), dim=-1)
