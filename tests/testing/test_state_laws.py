@@ -10,6 +10,7 @@ import tessera
 from tessera.cli.main import main
 from tessera.testing import state_laws
 from tessera.testing.state_laws import LAWS, check_state
+from tests.covering import some
 from tests.memory_files.models import MAKERS, v1
 
 GPT2 = GPT2Config(vocab_size=60, n_embd=16, n_layer=2, n_head=2, n_positions=64)
@@ -27,15 +28,8 @@ SEGMENTED = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in ("v2", "armt around v1", "llama") else pytest.mark.grid)
-        for name in MODELS
-    ],
-)
+@some("name", MODELS, by_default=("v2", "armt around v1", "llama"))
 def test_a_right_model_keeps_every_law(name):
-    torch.manual_seed(0)
     model = MODELS[name]().train()
     findings = check_state(model)
     assert model.training, "the model is left as it was"
@@ -45,9 +39,12 @@ def test_a_right_model_keeps_every_law(name):
 
 def test_a_right_model_of_few_tokens_keeps_every_law():
     """The changed token was made of another one, and was outside of a vocabulary of five, or the same as before."""
-    torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=5, n_embd=16, n_layer=1, n_head=2, n_positions=24))
     assert all(finding.holds for finding in check_state(model))
+
+
+def finding_of(law, model):
+    return next(finding for finding in check_state(model) if finding.law == law)
 
 
 class ForgetsWhatItRead(GPT2LMHeadModel):
@@ -113,9 +110,7 @@ class KeepsANumber(GPT2LMHeadModel):
     ],
 )
 def test_a_wrong_model_is_found(wrong, law):
-    torch.manual_seed(0)
-    findings = {finding.law: finding for finding in check_state(wrong(GPT2))}
-    assert not findings[law].holds
+    assert not finding_of(law, wrong(GPT2)).holds
 
 
 def test_a_model_that_breaks_down_is_not_one_that_was_not_tried(tmp_path, capsys):
@@ -123,7 +118,7 @@ def test_a_model_that_breaks_down_is_not_one_that_was_not_tried(tmp_path, capsys
         def forward(self, input_ids, past_key_values=None, **options):
             return super().forward(input_ids, **options) if past_key_values is None else {}["key"]
 
-    finding = {finding.law: finding for finding in check_state(LosesAKey(GPT2))}["two chunks are the whole"]
+    finding = finding_of("two chunks are the whole", LosesAKey(GPT2))
     assert finding.note == "KeyError: 'key'"
     config = BertConfig(vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
     BertLMHeadModel(config).save_pretrained(tmp_path)
@@ -163,19 +158,16 @@ class SeesPaddingFarBehind(GPT2LMHeadModel):
     ],
 )
 def test_what_begins_behind_a_hundred_tokens_is_found(wrong, law):
-    torch.manual_seed(0)
-    finding = next(finding for finding in check_state(wrong(LONG_GPT2)) if finding.law == law)
-    assert not finding.holds
-    assert finding.tokens == 300
+    finding = finding_of(law, wrong(LONG_GPT2))
+    assert (finding.holds, finding.tokens) == (False, 300)
 
 
 @pytest.mark.parametrize(("field", "found"), [("sliding_window", True), ("sliding_depth", False)])
 def test_texts_pass_the_longest_span_of_the_configuration(field, found):
-    torch.manual_seed(0)
     config = GPT2Config(**{**LONG_GPT2.to_dict(), field: 230})
     model = KeepsTheLast(config)
     model.kept = config.to_dict()[field]
-    finding = {finding.law: finding for finding in check_state(model)}["two chunks are the whole"]
+    finding = finding_of("two chunks are the whole", model)
     assert (finding.holds, finding.tokens) == ((False, 484) if found else (True, 300))
 
 
@@ -186,15 +178,13 @@ def test_texts_have_several_borders_of_segments():
             output.logits = torch.cat([output.logits[:, :64], output.logits[:, 64:] + (memory_state is None)], 1)
             return output
 
-    torch.manual_seed(0)
     model = tessera.wrap_rmt(MAKERS["llama"](), segment_size=32, num_memory_tokens=2)
     model.__class__ = LosesItsThirdSegment
-    finding = {finding.law: finding for finding in check_state(model)}["two chunks are the whole"]
+    finding = finding_of("two chunks are the whole", model)
     assert (finding.holds, finding.tokens) == (False, 128)
 
 
 def test_texts_are_no_longer_than_the_model_has_positions_time_and_memory_for(monkeypatch):
-    torch.manual_seed(0)
     assert {finding.tokens for finding in check_state(GPT2LMHeadModel(GPT2))} == {64}
     monkeypatch.setattr(state_laws, "MOST_LOGITS", 4 * 60 * 40)
     assert {finding.tokens for finding in check_state(GPT2LMHeadModel(LONG_GPT2))} == {80}
@@ -208,7 +198,6 @@ def test_every_law_has_a_model_that_breaks_it():
 
 
 def test_the_command_prints_a_line_for_each_law_and_says_by_its_status_what_came(tmp_path, capsys):
-    torch.manual_seed(0)
     MODELS["v1"]().save_pretrained(tmp_path / "right")
     assert main(["check", str(tmp_path / "right")]) == 0
     assert capsys.readouterr().out.count(" holds ") == len(LAWS)
