@@ -1,22 +1,12 @@
 """Parametrisations of which a part stands for the whole by default: the other cases are marked `grid`."""
 
 from collections.abc import Callable, Container, Iterable
-from itertools import combinations, product
+from itertools import product
 from typing import Any
 
 import pytest
 
 without_grid = False  # set by conftest.py where marked cases would be collected to be deselected
-
-
-def pairwise(indirect=False, **axes):
-    """`parametrize` over `axes` (argument to values, or to {name: value}): every pair of values by default."""
-    return _covering(2, axes, indirect)
-
-
-def each_value(indirect=False, **axes):
-    """`parametrize` over `axes` (argument to values, or to {name: value}): every value by default."""
-    return _covering(1, axes, indirect)
 
 
 def some(arguments: str | tuple[str, ...], cases: Iterable[Any], by_default: Container[Any] | Callable, ids=None):
@@ -32,25 +22,24 @@ def some(arguments: str | tuple[str, ...], cases: Iterable[Any], by_default: Con
     return pytest.mark.parametrize(arguments, _collected(marked), ids=ids)
 
 
-def _covering(size: int, axes: dict[str, Any], indirect):
+def each_value(indirect=False, **axes):
+    """`parametrize` over `axes` (argument to values, or to {name: value}): every value stands in a case by default."""
     axes = {
         argument: values if isinstance(values, dict) else {str(value): value for value in values}
         for argument, values in axes.items()
     }
-    rows = [tuple(zip(axes, names)) for names in product(*axes.values())]
-    left = {values for row in rows for values in combinations(row, size)}
-    default = set()
-    while left:  # greedily
-        row = max(rows, key=lambda row: sum(values in left for values in combinations(row, size)))
-        left -= set(combinations(row, size))
-        default.add(row)
+    names = [list(values) for values in axes.values()]
+    default = {
+        tuple(of_axis[place if place < len(of_axis) else 0] for of_axis in names)
+        for place in range(max(map(len, names)))
+    }
     cases = [
         pytest.param(
-            *(axes[argument][name] for argument, name in row),
-            id="-".join(name for _, name in row),
+            *(axes[argument][name] for argument, name in zip(axes, row)),
+            id="-".join(row),
             marks=() if row in default else pytest.mark.grid,
         )
-        for row in rows
+        for row in product(*names)
     ]
     return pytest.mark.parametrize(tuple(axes), _collected(cases), indirect=indirect)
 

@@ -1,5 +1,7 @@
 """Tolerances that several tests share, each with its reason."""
 
+import torch
+
 from tessera.testing.laws import REORDERED_FLOAT32, REORDERED_FLOAT64  # noqa: F401 (for the tests)
 
 # Golden files: values recorded in float64; two correct programs differ by rounding, amplified at most 1e5-fold.
@@ -8,6 +10,11 @@ GOLDEN_VALUE = 1e-9
 GOLDEN_GRADIENT = 1e-7
 # Float32, as a multiple of the error that the published code itself makes in float32: one draw of rounding of each.
 GOLDEN_FLOAT32_RATIO = 10
+
+
+def close(actual, expected):
+    """Float64 tensors, equal up to the order of sums."""
+    torch.testing.assert_close(actual, expected, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
 
 
 def assert_within(actual, expected, relative):

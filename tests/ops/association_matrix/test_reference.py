@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from tessera.layers.dpfp import dpfp, dpfp_size
+from tessera.layers.dpfp import dpfp
 from tessera.ops.association_matrix import read_association, write_association
 from tests.refusals import refused
-from tests.tolerances import REORDERED_FLOAT64
+from tests.tolerances import close
 
 EPSILON = 1e-5
 
@@ -49,7 +49,7 @@ def test_writing_is_the_formula(order, correction, pairs, empty):
     inputs, empty = problem(pairs=pairs, empty=empty), torch.tensor([row in empty for row in range(2)])
     actual = write_association(*inputs, empty, correction=correction, order=order, backend="reference")
     for a, b in zip(actual, written_out(*inputs, empty, correction, order)):
-        torch.testing.assert_close(a, b, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
+        close(a, b)
 
 
 def test_an_empty_memory_answers_zero_and_a_full_one_what_was_stored():
@@ -81,16 +81,6 @@ def test_gradients_numerically():
     torch.autograd.gradcheck(read_association, (leaves[0], leaves[1], leaves[2]))
 
 
-def test_dpfp_is_its_formula():
-    x = torch.randn(3, 5, dtype=torch.float64)
-    r = torch.cat([x, -x], -1).relu()
-    for rolls in (1, 3, 9):
-        expected = torch.cat([r * r.roll(j, -1) for j in range(1, rolls + 1)], -1)
-        assert torch.equal(dpfp(x, rolls), expected)
-        assert expected.shape[-1] == dpfp_size(5, rolls)
-    refused(r"num_rolls must lie in 1\.\.9", dpfp, x, 10)
-
-
 def test_refusals():
     names = ("matrix", "normaliser", "key", "value", "strength", "empty")
     right = dict(zip(names, (*problem(), torch.zeros(2, dtype=torch.bool))))
@@ -102,6 +92,7 @@ def test_refusals():
         ({"order": "reversed"}, "order must be one of parallel, sequential"),
     ]:
         refused(message, write_association, **{**right, **change})
+    refused(r"num_rolls must lie in 1\.\.9", dpfp, torch.zeros(3, 5), 10)
 
 
 @pytest.mark.parametrize("order", ["parallel", "sequential"])
@@ -115,6 +106,6 @@ def test_a_gated_normaliser_is_that_of_the_pairs_that_are_written(order, rows):
     actual = write_association(matrix, normaliser, key, value, strength, empty, order=order, gate_normaliser=True)
     written = (tensor[:, [1, 3]] for tensor in (key, value, strength))
     expected = write_association(matrix, normaliser, *written, empty, order=order)
-    torch.testing.assert_close(actual, expected, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
+    close(actual, expected)
     (gradient,) = torch.autograd.grad(actual[0].square().sum(), [strength])
     assert (gradient.abs() > 0).all()

@@ -7,7 +7,7 @@ from tessera.base.errors import TesseraError
 from tessera.ops.gated_linear_attention import CHUNK, LinearAttentionState, gated_linear_attention
 from tessera.ops.gated_linear_attention.reference import reference
 from tests.refusals import refused
-from tests.tolerances import REORDERED_FLOAT64
+from tests.tolerances import close
 
 LENGTHS = (1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 63)
 
@@ -38,12 +38,12 @@ def test_chunks_equal_the_equation(steps, decay):
     query, key, value, log_decay = tensors
     stored = key * (documents >= 0)[:, None, :, None]
     expected, last = reference(query, stored, value, log_decay, empty, documents)
-    torch.testing.assert_close(answers, expected, rtol=0, atol=REORDERED_FLOAT64)
-    torch.testing.assert_close(state.matrix, last.matrix, rtol=0, atol=REORDERED_FLOAT64)
+    close(answers, expected)
+    close(state.matrix, last.matrix)
     weight = torch.randn(answers.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     ours = torch.autograd.grad((answers * weight).sum(), tensors[:3], retain_graph=True)
     theirs = torch.autograd.grad((expected * weight).sum(), tensors[:3])
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=REORDERED_FLOAT64)
+    close(ours, theirs)
 
 
 @pytest.mark.parametrize("reset", [-torch.inf, -1e9])

@@ -9,7 +9,7 @@ import tessera
 from tessera.base.errors import TesseraError
 from tessera.kernels import Gaussian, NearestNeighbours, entmax, kernel_from_config
 from tessera.ops.kernel_regression import Window, kernel_regression
-from tests.covering import pairwise
+from tests.covering import each_value
 from tests.kernels.contract import all_kernels, identifier
 from tests.refusals import refused
 
@@ -87,7 +87,7 @@ def test_no_window_sees_the_future_and_a_span_holds_a_pair():
         refused("Window: span must be an integer that exceeds delay", Window, 3, span)
 
 
-@pairwise(
+@each_value(
     kernel={identifier(kernel): kernel for kernel in all_kernels()},
     sizes=[(0, T, N), (B, 0, N), (B, T, 0), (B, 1, 0), (B, 0, 0)],
     window={"all": None, "past": Window(), "span": Window(2, 4), "each": "each"},
