@@ -13,6 +13,7 @@ from tessera.kernels import entmax, knn_softmax, relumax, sparsemax
 from tessera.models import attention
 from tessera.models.saving.loading import load_model
 from tests.covering import each_value
+from tests.models.armt.bases import config_of, tiny
 from tests.refusals import refused
 
 SIZES = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
@@ -203,12 +204,6 @@ def test_autocast_without_a_cache(family):
     assert 0 < (actual.float() - expected).abs().mean() < 0.02 * expected.std()
 
 
-def test_generation_is_that_of_the_written_out_model():
-    model, oracle = pair("qwen3", "tessera_biweight")
-    options = {"max_new_tokens": 8, "do_sample": False, "attention_mask": torch.ones(2, 12), "pad_token_id": 0}
-    assert torch.equal(model.generate(ids(), **options), oracle.generate(ids(), **options))
-
-
 @pytest.mark.parametrize(
     ("option", "what"),
     [("softcap", "soft-capping"), ("s_aux", "sinks"), ("sinks", "sinks"), ("indices", "keys for each query")],
@@ -220,35 +215,15 @@ def test_what_kernels_cannot_do_is_refused_by_name(option, what):
     refused(what, attend, layer, x, x[:, :2], x[:, :2], None, **{option: torch.ones(1)})
 
 
-OWN = {  # models with an attention of their own, or with none
-    "bloom": {"vocab_size": 50, "hidden_size": 16, "n_head": 2, "n_layer": 1},
-    "xglm": {"vocab_size": 50, "d_model": 16, "ffn_dim": 16, "num_layers": 1, "attention_heads": 2},
-    "gptj": {"vocab_size": 50, "n_embd": 16, "n_layer": 1, "n_head": 2, "rotary_dim": 4},
-    "git": {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
-    "gpt_neo": {
-        "vocab_size": 50,
-        "hidden_size": 16,
-        "num_layers": 1,
-        "num_heads": 2,
-        "attention_types": [[["local"], 1]],
-    },
-    "falcon": {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
-    "openai-gpt": {"vocab_size": 50, "n_embd": 16, "n_layer": 1, "n_head": 2},
-    "xlm": {"n_words": 50, "emb_dim": 16, "n_layers": 1, "n_heads": 2},
-    "xlnet": {"vocab_size": 50, "d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16},
-    "cpmant": {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2, "dim_head": 8, "dim_ff": 16},
-    "trocr": {"vocab_size": 50, "d_model": 16, "decoder_layers": 1, "decoder_attention_heads": 2},
-    "rwkv": {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1},
-    "mamba": {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1},
-    "lstm": {"vocab_size": 50, "hidden_size": 16, "num_layers": 1},
-}
+# Models with an attention of their own, or with none.
+OWN = "bloom xglm gptj git gpt_neo falcon openai-gpt xlm xlnet cpmant trocr rwkv mamba lstm".split()
 
 
 @pytest.mark.parametrize("kind", OWN)
 def test_a_model_with_an_attention_of_its_own_is_refused(kind):
     """It would go on with softmax (BLOOM without a mask: it would see the future), or with none, without a word."""
     needed = "tessera_biweight: the model must take its attention from transformers' AttentionInterface"
-    config = hf.AutoConfig.for_model(kind, **OWN[kind])
+    config = config_of(kind)
     with pytest.raises(TesseraError, match=needed), torch.device("meta"):
         hf.AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="tessera_biweight")
     if kind == "mamba":  # of others transformers itself warns
@@ -257,7 +232,7 @@ def test_a_model_with_an_attention_of_its_own_is_refused(kind):
 
 
 def test_a_mask_says_so_of_what_was_told_later():
-    model = hf.AutoModelForCausalLM.from_config(hf.AutoConfig.for_model("bloom", **OWN["bloom"]))
+    model = tiny("bloom")
     model.config._attn_implementation = "tessera_biweight"
     refused("take its attention from transformers' AttentionInterface; got BloomModel", model, ids())
 
@@ -328,7 +303,6 @@ def test_heads_with_alphas_of_their_own(family, tmp_path):
 
 @pytest.mark.parametrize("is_wrapped_before", [True, False])
 def test_alphas_of_a_model_that_has_a_memory_too(is_wrapped_before, tmp_path):
-    torch.manual_seed(0)
     model = hf.LlamaForCausalLM(copy.deepcopy(CONFIGURATIONS["llama"])).eval()
     sizes = {"segment_size": 8, "num_memory_tokens": 2, "memory_dim": 4}
     wrapped = tessera.wrap(model, **sizes) if is_wrapped_before else None

@@ -5,7 +5,7 @@ import torch
 
 from tests.covering import each_value
 from tests.models.armt.bases import BASES, WRAPS, make, tokens
-from tests.models.trl_trainings import losses, trl_trainer
+from tests.models.test_trl import losses, trl_trainer
 from tests.refusals import refused
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # peft's and trl's own

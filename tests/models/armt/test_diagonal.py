@@ -7,8 +7,9 @@ from tessera.base.errors import TesseraError
 from tessera.models.armt.diagonal import read_diagonally, read_stream_diagonally
 from tessera.models.recurrence import read_stream
 from tests.covering import each_value
-from tests.models.armt.bases import close, make, same_memory, tokens
+from tests.models.armt.bases import make, same_memory, tokens
 from tests.refusals import refused
+from tests.tolerances import close
 
 
 @each_value(family=["gpt2", "gpt_neox", "llama", "qwen3"], segments=[1, 2, 5])

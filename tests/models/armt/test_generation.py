@@ -4,14 +4,8 @@ import torch
 from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
 
 from tests.covering import each_value, some
-from tests.models.armt.bases import BASES, GROUPED, KINDS, WRAPS, is_greedy, make, tokens
-from tests.models.armt.families import tiny
+from tests.models.armt.bases import GROUPED, KINDS, PAIRS, SOME, WRAPS, close, is_greedy, make, tiny, tokens
 from tests.refusals import refused
-from tests.tolerances import REORDERED_FLOAT64
-
-PAIRS = [(kind, "gpt2") for kind in KINDS] + [("armt", family) for family in BASES if family != "gpt2"]
-PAIRS += [("rmt", "memory_mosaic"), ("prmt", "llama")]
-SOME = [("armt", "gpt2"), ("armt", "memory_mosaic"), ("rmt", "memory_mosaic"), ("prmt", "llama")]
 
 
 @some(("kind", "family"), PAIRS, by_default=SOME)
@@ -22,7 +16,7 @@ def test_steps_with_a_cache_give_the_logits_of_the_whole(kind, family):
         output = model(ids[:, start:end], past_key_values=cache, use_cache=end < 27)
         cache = output.past_key_values
         actual.append(output.logits)
-    torch.testing.assert_close(torch.cat(actual, 1), at_once.logits, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
+    close(torch.cat(actual, 1), at_once.logits)
     # Without use_cache the last segment was closed, as in the whole reading.
     for name, tensor in at_once.memory_state.tensors().items():
         torch.testing.assert_close(output.memory_state.tensors()[name], tensor)
@@ -93,11 +87,11 @@ def test_a_cache_can_be_continued_twice(family, steps):
     for rest in [rests[0], rests[1], rests[0]]:
         expected = model(torch.cat([ids, rest], 1)).logits[:, steps:]
         actual = model(rest, past_key_values=cache, use_cache=True).logits
-        torch.testing.assert_close(actual, expected, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
+        close(actual, expected)
     selected = cache.select_batch(torch.tensor([0, 0]))
     again = model(rests[1].expand(2, -1), past_key_values=selected, use_cache=True).logits
     expected = model(torch.cat([ids, rests[1]], 1)).logits[:, steps:].expand(2, -1, -1)
-    torch.testing.assert_close(again, expected, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
+    close(again, expected)
 
 
 @torch.no_grad()
@@ -115,7 +109,7 @@ def test_a_cache_of_a_sliding_window_can_be_continued_twice():
         rest = tokens(1, 3)
         expected = model(torch.cat([ids[:, : cache.total], rest], 1)).logits[:, -3:]
         actual = model(rest, past_key_values=cache, use_cache=True).logits
-        torch.testing.assert_close(actual, expected, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
+        close(actual, expected)
 
 
 @torch.no_grad()

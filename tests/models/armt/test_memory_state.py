@@ -8,8 +8,9 @@ import torch
 from tessera.base.errors import TesseraError
 from tessera.memories import association
 from tests.covering import each_value
-from tests.models.armt.bases import KINDS, close, make, same_memory, tokens
+from tests.models.armt.bases import KINDS, make, same_memory, tokens
 from tests.refusals import refused
+from tests.tolerances import close
 
 
 @pytest.mark.parametrize("kind", KINDS)

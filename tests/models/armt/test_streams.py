@@ -8,8 +8,7 @@ import torch
 from tessera.models.recurrence import read_stream, read_streams
 from tessera.models.recurrence.segment_runner import SegmentRunner
 from tests.covering import some
-from tests.models.armt.bases import make, tokens
-from tests.models.armt.test_reading import KINDS, PAIRS, same_memory
+from tests.models.armt.bases import KINDS, PAIRS, make, same_memory, tokens
 from tests.refusals import refused
 
 
