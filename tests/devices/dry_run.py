@@ -17,42 +17,35 @@ import torch
 from torch import nn
 
 from benchmarks.pretend_gpu import PretendGPU, pretend_gpu
-from tessera import MemoryMosaicConfig, MemoryMosaicForCausalLM, MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
 from tessera.models.recurrence import read_stream
 from tessera.papers.experiment import EXPERIMENTS, RunContext, RunSelection
-from tests.models.armt.bases import make
+from tests.models.armt.bases import make as wrapped
+from tests.models.contract import v1, v2
 
 STEPS = 40
-SIZES = {"vocab_size": 60, "hidden_size": 32, "num_layers": 1, "num_heads": 2}
 
 
 def models() -> Iterator[tuple[str, Callable[[PretendGPU], None]]]:
     """A training step, and two steps of decoding, of a model of each kind; v2 has every memory of v1."""
     yield from _trained_and_decoding("v1", ("normalized_relu",), ())
     yield from _trained_and_decoding("v2", ("gaussian", "biweight"), ("gaussian", "biweight"))
-    yield "armt", partial(train, make("armt").float())
-    yield "armt reads", partial(read, make("armt").float())
+    yield "armt", partial(train, wrapped("armt").float())
+    yield "armt reads", partial(read, wrapped("armt").float())
 
 
 def other_models() -> Iterator[tuple[str, Callable[[PretendGPU], None]]]:
     """The same of the others."""
     yield from _trained_and_decoding("v1", ("gaussian", "biweight", "relumax"), ("gaussian", "biweight"))
     for kind in ("rmt", "prmt"):
-        yield kind, partial(train, make(kind).float())
+        yield kind, partial(train, wrapped(kind).float())
 
 
 def _trained_and_decoding(version: str, trained: tuple[str, ...], decoding: tuple[str, ...]) -> Iterator:
+    make = {"v1": v1, "v2": v2}[version]
     for kernel in trained:
-        yield f"{version} {kernel}", partial(train, _mosaic(version, kernel))
+        yield f"{version} {kernel}", partial(train, make(num_layers=1, kernel=kernel))
     for kernel in decoding:
-        yield f"{version} {kernel} decodes", partial(decode, _mosaic(version, kernel, long_term_delay=3))
-
-
-def _mosaic(version: str, kernel: str, **spans: int) -> nn.Module:
-    if version == "v1":
-        return MemoryMosaicForCausalLM(MemoryMosaicConfig(**SIZES, num_persistent_slots=8, kernel=kernel))
-    config = MemoryMosaicV2Config(**SIZES, intermediate_size=32, short_term_span=5, kernel=kernel, **spans)
-    return MemoryMosaicV2ForCausalLM(config)
+        yield f"{version} {kernel} decodes", partial(decode, make(num_layers=1, kernel=kernel))
 
 
 def train(model: nn.Module, gpu: PretendGPU) -> None:

@@ -2,17 +2,18 @@
 made on the CPU and Triton's kernels in the interpreter."""
 
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tessera import MemoryMosaicConfig, MemoryMosaicForCausalLM, MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
 from tessera.kernels import Biweight, Gaussian
 from tessera.models.armt.diagonal import read_diagonally
 from tessera.ops import kernel_regression
 from tests.covering import some
 from tests.models.armt.bases import make
+from tests.models.contract import v1, v2
 
 pytestmark = pytest.mark.grid  # a dry run of a GPU
 
@@ -48,18 +49,9 @@ def as_on_a_gpu(monkeypatch):
     return begin
 
 
-def v1(kernel):
-    return MemoryMosaicForCausalLM(MemoryMosaicConfig(**SIZES, num_persistent_slots=6, kernel=kernel))
-
-
-def v2(kernel):
-    spans = {"short_term_span": 4, "long_term_delay": 3}
-    return MemoryMosaicV2ForCausalLM(MemoryMosaicV2Config(**SIZES, **spans, intermediate_size=16, kernel=kernel))
-
-
 MODELS = {
-    **{f"v1 {kernel}": lambda kernel=kernel: v1(kernel) for kernel in ("gaussian", "biweight")},
-    **{f"v2 {kernel}": lambda kernel=kernel: v2(kernel) for kernel in ("gaussian", "triweight")},
+    **{f"v1 {kernel}": partial(v1, **SIZES, kernel=kernel) for kernel in ("gaussian", "biweight")},
+    **{f"v2 {kernel}": partial(v2, **SIZES, long_term_delay=3, kernel=kernel) for kernel in ("gaussian", "triweight")},
     "armt": lambda: make("armt").float(),
 }
 REGRESSION = {"kernel_regression", "kernel_regression_backward"}

@@ -1,6 +1,7 @@
 """The models that keep the contract of `tessera.testing`."""
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,6 @@ from tessera.models.transformer import transformer_config
 from tessera.testing.model_case import SEGMENT, STEPS
 from tessera.testing.model_case import ModelCase as Case
 from tests.models.armt.bases import make as wrapped
-from tests.tolerances import REORDERED_FLOAT64
 
 VOCABULARY = 60
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 24, "num_layers": 2, "num_heads": 3}
@@ -56,11 +56,11 @@ def v1(**changes: object) -> MemoryMosaicForCausalLM:
     return MemoryMosaicForCausalLM(MemoryMosaicConfig(**config))
 
 
-def _v2(**changes: object) -> MemoryMosaicV2ForCausalLM:
+def v2(**changes: object) -> MemoryMosaicV2ForCausalLM:
     return MemoryMosaicV2ForCausalLM(MemoryMosaicV2Config(**{**SIZES, **WINDOWS, "pad_token_id": 0, **changes}))
 
 
-def _linear(variant: str) -> LinearAttentionForCausalLM:
+def linear(variant: str) -> LinearAttentionForCausalLM:
     config = LinearAttentionConfig(variant=variant, vocab_size=VOCABULARY, hidden_size=16, pad_token_id=0)
     return LinearAttentionForCausalLM(config)
 
@@ -79,15 +79,28 @@ def tokens(batch: int = 2, steps: int = STEPS, seed: int = 0) -> Tensor:
     return torch.randint(1, VOCABULARY, (batch, steps), generator=torch.Generator().manual_seed(seed))
 
 
-def close(one: Tensor, other: Tensor) -> None:
-    torch.testing.assert_close(one, other, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)
+def read_in_parts(model: PreTrainedModel, ids: Tensor, sizes: list[int]) -> tuple[Tensor, Any]:
+    """The logits of `ids` in parts of `sizes`, each read behind the state of those before it, and the last state."""
+    state, logits = None, []
+    for part in ids.split(sizes, 1):
+        output = model(part, past_key_values=state, use_cache=True)
+        state, logits = output.past_key_values, [*logits, output.logits]
+    return torch.cat(logits, 1), state
+
+
+def without_dropout(model: PreTrainedModel) -> PreTrainedModel:
+    """`model`, whose layers leave out nothing in training either."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return model
 
 
 SEGMENTED = {"state": "memory_state", "packs": False, "pads_anywhere": False}
 CASES = {
     **{f"v1 {name}": Case(partial(v1, **changes)) for name, changes in V1.items()},
-    **{f"v2 {name}": Case(partial(_v2, **changes)) for name, changes in V2.items()},
-    **{f"linear attention {variant}": Case(partial(_linear, variant)) for variant in VARIANTS},
+    **{f"v2 {name}": Case(partial(v2, **changes)) for name, changes in V2.items()},
+    **{f"linear attention {variant}": Case(partial(linear, variant)) for variant in VARIANTS},
     **{
         f"{kind} around {family}": Case(partial(wrapped, kind, family, segment_size=SEGMENT), **SEGMENTED)
         for kind in ("armt", "rmt", "prmt")

@@ -10,22 +10,11 @@ from tessera.interop import smollm2
 from tessera.kernels import kernel_from_config
 from tessera.recall import token_memory
 from tessera.recall.token_memory import MIXING_WEIGHTS, SLOPES, Mixture, TokenMemory
+from tests.models.armt.bases import BASES, GROUPED, ROTARY
 from tests.refusals import refused
 
-SIZES = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
-
-
-def llama():
-    return hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES, bos_token_id=None, eos_token_id=None))
-
-
-MODELS = {
-    "llama": llama,
-    "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=64)),
-    "mosaic": lambda: tessera.MemoryMosaicForCausalLM(
-        tessera.MemoryMosaicConfig(vocab_size=50, hidden_size=32, num_layers=2, num_heads=4, num_persistent_slots=8)
-    ),
-}
+MODELS = ("llama", "gpt2", "memory_mosaic")
+llama = BASES["llama"]
 
 
 @pytest.fixture
@@ -63,9 +52,8 @@ def test_the_mixture_is_what_it_says(states, kernel, largest_scan, monkeypatch):
 
 @pytest.mark.parametrize("family", MODELS)
 def test_reads_predicts_and_goes(family):
-    torch.manual_seed(0)
-    model = MODELS[family]().eval()
-    ids = torch.randperm(50).repeat(5)
+    model = BASES[family]().eval()
+    ids = torch.randperm(60).repeat(5)
     with torch.no_grad():
         before = model(ids[None, :64], labels=ids[None, :64])
         attached = tessera.attach(model, window=64, kernel="biweight")
@@ -82,7 +70,6 @@ def test_reads_predicts_and_goes(family):
 
 
 def test_a_token_is_predicted_before_it_is_stored(monkeypatch):
-    torch.manual_seed(0)
     seen, fitted = [], TokenMemory.fitted
 
     def watched(memory, hidden, tokens, own):
@@ -144,7 +131,6 @@ def test_the_default_device_makes_no_difference(states, eviction, monkeypatch):
 
 
 def test_a_memory_of_another_model_is_refused():
-    torch.manual_seed(0)
     model, other, ids = llama().eval(), llama().eval(), torch.arange(50).repeat(3)
     memory = tessera.attach(model, window=32).read(ids).memory
     with pytest.raises(TesseraError, match="memory must be of this model; got one of other weights"):
@@ -170,9 +156,9 @@ def test_gradients_flow_through_the_memory(states):
 
 
 def test_mistakes_are_one_line_and_leave_no_hook():
-    bert = hf.BertLMHeadModel(hf.BertConfig(**SIZES))
+    bert = hf.BertLMHeadModel(hf.BertConfig(**ROTARY))
     refused("attach: the model must see no later token", tessera.attach, bert)
-    capped = hf.Gemma2Config(**SIZES, num_key_value_heads=2, head_dim=8, final_logit_softcapping=5.0)
+    capped = hf.Gemma2Config(**GROUPED, final_logit_softcapping=5.0)
     wrapped = tessera.wrap(llama(), segment_size=16, num_memory_tokens=2, memory_dim=4)
     for model in (hf.Gemma2ForCausalLM(capped), wrapped):
         refused("unchanged", tessera.attach, model)
@@ -186,17 +172,17 @@ def test_mistakes_are_one_line_and_leave_no_hook():
         assert len(tessera.attach(llama()).read(ids).memory) == max(0, length - 1)
 
 
-@pytest.mark.parametrize("wrong", [50, -1])
+@pytest.mark.parametrize("wrong", [60, -1])
 @pytest.mark.parametrize("place", [0, 20, 99])  # the last is predicted and never read
 @pytest.mark.parametrize("family", MODELS)
 def test_tokens_beyond_the_vocabulary_are_refused_before_any_is_read(family, place, wrong):
-    model, ids = MODELS[family](), torch.arange(100) % 50
+    model, ids = BASES[family](), torch.arange(100) % 60
     ids[place] = wrong
     with tessera.attach(model, window=16) as attached:
-        values = f"values from {min(wrong, 0)} to {max(wrong, 49)}"
-        refused(rf"attach: token ids must lie in 0\.\.49.*got {values}", attached.read, ids)
+        values = f"values from {min(wrong, 0)} to {max(wrong, 59)}"
+        refused(rf"attach: token ids must lie in 0\.\.59.*got {values}", attached.read, ids)
         assert len(attached.memory) == 0
-        assert len(attached.read((torch.arange(100) % 50).short()).memory) == 99
+        assert len(attached.read((torch.arange(100) % 60).short()).memory) == 99
 
 
 def test_smollm2_is_unpacked_on_demand_only(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from tessera.base.errors import TesseraError
 from tests.covering import each_value, some
-from tests.models.contract import CASES, SEGMENT, tokens
+from tests.models.contract import CASES, SEGMENT, tokens, without_dropout
 
 NAMES = ["v1 published", "v2 gaussian", "linear attention gla", "armt around gpt2", "rmt around gpt2"]
 NAMES += ["prmt around gpt2", "lstm"]
@@ -142,10 +142,7 @@ def test_the_trainer_trains_a_classifier_by_the_mean_in_however_many_parts(name,
         torch.manual_seed(0)
         config = CASES[name].build().config
         config.num_labels, config.pad_token_id = 3, 0
-        model = TASKS[task].from_config(config).double()
-        for head in model.children():  # transformers' head of tokens has dropout of its own
-            if isinstance(head, torch.nn.Dropout):
-                head.p = 0.0
+        model = without_dropout(TASKS[task].from_config(config).double())  # transformers' head of tokens has its own
         expected = model(ids, labels=labels).loss.item()
         arguments = hf.TrainingArguments(
             str(tmp_path), max_steps=1, per_device_train_batch_size=8 // parts, gradient_accumulation_steps=parts,

@@ -8,28 +8,25 @@ from accelerate import cpu_offload
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parametrize
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tessera.models.registry import strict_configs
-from tests.models.contract import CASES, VOCABULARY, tokens
-from tests.models.three_models import MAKE, close, make
+from tests.models.armt.bases import BASES
+from tests.models.contract import CASES, tokens, without_dropout
+from tests.models.three_models import MAKE, make
 from tests.models.three_models import tokens as small_tokens
 from tests.refusals import refused
+from tests.tolerances import close
 
 SMOOTHING = 0.1
 NAMES = ["v1 published", "v2 gaussian", "linear attention gla", "armt around gpt2", "rmt around gpt2"]
 NAMES += ["prmt around memory_mosaic", "lstm"]
 
 
-def gpt2():
-    sizes = {"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
-    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)).eval()
-
-
 @pytest.fixture(params=["gpt2", *NAMES])
 def model(request):
-    return gpt2() if request.param == "gpt2" else CASES[request.param].build().float()
+    return BASES["gpt2"]().eval() if request.param == "gpt2" else CASES[request.param].build().float()
 
 
 def trainer_of(model, folder, trainer_class=Trainer, **options):
@@ -67,9 +64,7 @@ def test_a_loss_function_of_the_users_own(model, tmp_path):
         return cross_entropy(output.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
     ids = tokens()
-    trainer = trainer_of(model.train(), tmp_path, compute_loss_func=loss_of)
-    for dropout in (module for module in model.modules() if isinstance(module, torch.nn.Dropout)):
-        dropout.p = 0.0
+    trainer = trainer_of(without_dropout(model).train(), tmp_path, compute_loss_func=loss_of)
     torch.manual_seed(3)  # for the delays that v2 draws in training
     loss = trainer.compute_loss(model, {"input_ids": ids, "labels": ids.clone()})
     torch.manual_seed(3)

@@ -302,7 +302,6 @@ def test_a_drafting_state_of_a_model_of_transformers_is_refused_in_a_line(name):
 
 def test_an_lstm_stops_at_a_string():
     """transformers hands the tokenizer of `stop_strings` on to the model, which took no such argument."""
-    torch.manual_seed(0)
     tokenizer = byte_tokenizer()
     model = LSTMForCausalLM(LSTMConfig(vocab_size=len(tokenizer), hidden_size=16)).eval()
     letters = [token for token in range(len(tokenizer)) if not 97 <= token < 123]

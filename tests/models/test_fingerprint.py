@@ -9,10 +9,10 @@ from torch.utils._pytree import tree_map
 
 from tessera.base.errors import TesseraError
 from tessera.models import fingerprint
-from tests.models.contract import CASES, _linear, _v2, tokens, v1
+from tests.models.contract import CASES, linear, tokens, v1, v2
 from tests.refusals import refused
 
-BUILD = {"v1": v1, "v2": _v2, "linear attention": lambda: _linear("gla")}
+BUILD = {"v1": v1, "v2": v2, "linear attention": lambda: linear("gla")}
 
 
 @pytest.fixture(params=BUILD)
@@ -48,7 +48,7 @@ def test_other_weights_are_refused(build):
         go_on(model, state)
 
 
-@pytest.mark.parametrize("make", [v1, _v2])
+@pytest.mark.parametrize("make", [v1, v2])
 @pytest.mark.parametrize("changes", [{"kernel": "biweight"}, {"num_layers": 1}, {"num_layers": 3}])
 def test_another_configuration_is_refused(make, changes):
     state = read(make())

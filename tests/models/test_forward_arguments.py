@@ -9,8 +9,9 @@ from transformers import DynamicCache
 from tessera.base.errors import TesseraError
 from tessera.data.tokenizers import byte_tokenizer
 from tessera.models.lstm import LSTMConfig, LSTMForCausalLM, LSTMModel
-from tests.models.three_models import MAKE, STACKS, close, make, tokens
+from tests.models.three_models import MAKE, STACKS, make, tokens
 from tests.refusals import refused
+from tests.tolerances import close
 
 
 @pytest.fixture(params=MAKE)
@@ -113,6 +114,7 @@ def test_arguments_of_segmented_models():
     for keywords, message in [
         ({"position_ids": torch.arange(12)[None] % 7}, r"count on by 1: documents \(TRL's packing=True\) need"),
         ({"labels_mask": torch.ones(2, 12)}, "it is called loss_mask"),
+        ({"attention_mask": torch.zeros(2, 12)}, "a row of zeros"),
         ({"logits_to_keep": torch.tensor([1])}, "logits_to_keep must be a number"),
         ({"past_key_values": cache, "attention_mask": torch.ones(2, 12)}, r"attention_mask must be \(2, 24\)"),
         ({"past_key_values": cache, "position_ids": torch.arange(12)[None]}, "position_ids must count on by 1"),

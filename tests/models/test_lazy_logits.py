@@ -12,7 +12,7 @@ from transformers import Trainer
 from tessera.base.errors import TesseraError
 from tessera.models.lazy_logits import LazyLogits
 from tests.covering import each_value
-from tests.models.contract import CASES, tokens
+from tests.models.contract import CASES, tokens, without_dropout
 from tests.models.test_companions import trainer_of
 
 STACKS = ["v1 published", "v2 distant", "linear attention gla", "armt around gpt2", "rmt around gpt2"]
@@ -24,10 +24,7 @@ def model(request):
     if "v2" in request.param:
         model.config.training_long_term_delay = (4, 4)  # nothing is drawn
         model.config.long_term_delay = 4
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    return model
+    return without_dropout(model)
 
 
 def test_the_loss_comes_first(model):

@@ -21,7 +21,6 @@ CONFIG = MambaConfig(
 
 @pytest.fixture
 def pair():
-    torch.manual_seed(0)
     published = MambaForCausalLM(CONFIG).double()
     return published, use_selective_scan(copy.deepcopy(published))
 
@@ -36,7 +35,6 @@ def test_it_is_the_mamba_of_recipes_and_experiments():
 
 
 def test_a_loaded_one_reads_on_and_one_of_transformers_alone_is_refused(tmp_path, ids):
-    torch.manual_seed(0)
     published = MambaForCausalLM(CONFIG)
     for layer in published.backbone.layers:  # what untrained weights carry is small
         torch.nn.init.normal_(layer.mixer.x_proj.weight)
@@ -87,11 +85,6 @@ def test_transformers_does_what_the_scan_does_not(pair, ids, case, monkeypatch):
     assert torch.equal(got, expected)
 
 
-def test_it_continues_a_text_as_transformers_does(pair, ids):
-    texts = [model.eval().generate(ids, max_new_tokens=4, do_sample=False) for model in pair]
-    assert torch.equal(*texts)
-
-
 @torch.no_grad()
 def test_several_tokens_behind_a_state_ask_the_convolution(pair, ids):
     """An adapter or a hook on it acts."""
@@ -123,7 +116,6 @@ def test_a_state_goes_on_by_any_number_of_tokens(pair, ids, training):
 @pytest.mark.parametrize("parts", [[600], [200, 400]])
 def test_states_of_a_bfloat16_model_are_float32(parts):
     """A decay of 0.999 rounds to 1 there, and a sum over hundreds of steps grows no further."""
-    torch.manual_seed(0)
     model = MambaForCausalLM(MambaConfig(**CONFIG.to_dict() | {"time_step_min": 0.001, "time_step_max": 0.01}))
     for layer in model.backbone.layers:
         layer.mixer.D.zero_()

@@ -38,10 +38,12 @@ def loading(folder, card):
     return lines.replace('"FOLDER"', repr(str(folder)))
 
 
+@pytest.mark.parametrize("with_code", [False, True])
 @pytest.mark.parametrize("build", [mosaic, wrapped, bare])
-def test_it_says_what_the_model_is_and_how_it_loads(tmp_path, build):
+def test_it_says_what_the_model_is_and_how_it_loads(tmp_path, monkeypatch, build, with_code):
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     model = build()
-    model.save_pretrained(tmp_path)
+    model.save_pretrained(tmp_path, with_code=with_code)
     card = (tmp_path / "README.md").read_text()
     tags = ["tessera", model.config.model_type]
     assert yaml.safe_load(card.split("---")[1]) == {"library_name": "transformers", "tags": tags}
@@ -50,8 +52,9 @@ def test_it_says_what_the_model_is_and_how_it_loads(tmp_path, build):
     for title in ("Training", "Evaluation"):
         assert section(card, title).startswith("Not recorded here")
     assert "Apache-2.0" in section(card, "Licence")
-    names = {}
-    exec(loading(tmp_path, card), names)
+    lines, names = loading(tmp_path, card), {}
+    assert ("import tessera" in lines) == (not with_code)
+    exec(lines, names)  # in a process that has not imported it: below
     assert type(names["model"]) is type(model)
 
 
@@ -63,17 +66,6 @@ def test_an_adapter_alone_is_not_called_a_model(tmp_path, build):
     model.save_pretrained(tmp_path)
     assert (tmp_path / "adapter_model.safetensors").is_file()
     assert not (tmp_path / "README.md").exists()
-
-
-def test_with_code_it_loads_without_import_tessera(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
-    folder = tmp_path / "model"
-    bare().save_pretrained(folder, with_code=True)
-    lines = loading(folder, (folder / "README.md").read_text())
-    assert "import tessera" not in lines
-    names = {}
-    exec(lines, names)  # in a process that has not imported it: below
-    assert type(names["model"]).__name__ == "MemoryMosaicModel"
 
 
 def test_it_keeps_what_the_loaded_card_knew(tmp_path, monkeypatch):

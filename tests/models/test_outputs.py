@@ -8,8 +8,9 @@ from tessera.inspection import recall_weights
 from tessera.memories.pair_memory import PairMemory
 from tessera.models.armt import ARMTForCausalLM
 from tessera.models.linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
-from tests.models.three_models import MAKE, STACKS, close, make, tokens
+from tests.models.three_models import MAKE, STACKS, make, tokens
 from tests.refusals import refused
+from tests.tolerances import close
 
 
 @pytest.fixture(params=MAKE)

@@ -98,14 +98,6 @@ def test_a_state_is_of_the_adapters_that_acted(name):
     torch.testing.assert_close(adapted(input_ids=ids[:, 9:], past_key_values=state).logits, expected)
 
 
-def test_a_state_is_not_of_an_adapter_that_came_later():
-    model, ids = CASES["v1 published"].build().eval(), tokens(1, 15)
-    state = model(input_ids=ids[:, :9], use_cache=True).past_key_values
-    adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)).eval()
-    with pytest.raises(TesseraError, match="another configuration or adapter. Read the text again"):
-        adapted(input_ids=ids[:, 9:], past_key_values=state)
-
-
 @pytest.mark.parametrize("name", ["v1 published", "armt around gpt2"])
 @torch.no_grad()
 def test_a_state_is_of_the_model_whose_adapters_all_rest(name):

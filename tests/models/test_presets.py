@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tessera import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM, TesseraError
+from tessera import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
 from tessera.models import MODELS
 from tessera.models.presets import matching_llama_config, published_counts
 from tessera.models.sizes import count_parameters, flops_per_token, pairs_per_query
@@ -52,8 +52,3 @@ def test_a_mosaic_accounts_for_itself():
         states = [model.eval()(torch.zeros(1, t, dtype=torch.long), use_cache=True).past_key_values for t in (600, 700)]
     long_term = [sum(layer[1].pairs.num_bytes() for layer in state.layers) for state in states]
     assert model.state_bytes_per_token(torch.float32) == (long_term[1] - long_term[0]) / 100
-
-
-def test_unknown_names_are_explained():
-    with pytest.raises(TesseraError, match=r"unknown model 'mosaic-v2-larg'. Did you mean 'mosaic-v2-large'"):
-        MODELS["mosaic-v2-larg"]

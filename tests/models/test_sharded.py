@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from tessera.training.distributed import shard
-from tests.models.contract import CASES, tokens
+from tests.models.contract import CASES, tokens, without_dropout
 from tests.refusals import refused
 
 
@@ -32,10 +32,7 @@ def test_rows_of_different_lengths_and_few_labels(name, training):
     labels[:, :-6] = labels[1, -4:] = -100  # the loss keeps nothing of the first segments
     results = []
     for is_sharded in (False, True):
-        model = CASES[name].build().train(training)
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
+        model = without_dropout(CASES[name].build()).train(training)
         if is_sharded:
             shard(model)
         results.append(gradients(model, input_ids=ids, attention_mask=mask, labels=labels))

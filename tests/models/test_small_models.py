@@ -8,7 +8,6 @@ from tessera.kernels import kernel_from_config, kernel_names
 from tessera.models import MODELS
 from tessera.models.lstm import LSTMConfig, LSTMForCausalLM
 from tessera.models.small_models import ModelSize, build_small_model
-from tessera.training.training_data import takes_num_items
 from tests.refusals import refused, refused_in_a_line
 
 SIZES = {"vocab_size": 20, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_positions": 32}
@@ -89,22 +88,7 @@ def test_the_lstm_refuses_padding_before_tokens():
         model.generate(tokens(), attention_mask=mask.long(), max_new_tokens=2, pad_token_id=0)  # says its positions
 
 
-def test_parts_of_a_batch_weigh_as_many_labels_as_they_have_in_an_lstm():
-    """The mean of their means is another loss, and NaN where a part has no label."""
-    model, ids = build_small_model("lstm", **SIZES), tokens()
-    labels = ids.clone()
-    labels[0, 3:], labels[1] = -100, -100
-    items = (labels[:, 1:] != -100).sum()
-    expected = torch.autograd.grad(model(ids, labels=labels).loss, list(model.parameters()))
-    parts = [model(row[None], labels=own[None], num_items_in_batch=items).loss for row, own in zip(ids, labels)]
-    torch.testing.assert_close(sum(parts), model(ids, labels=labels).loss)
-    for one, whole in zip(torch.autograd.grad(sum(parts), list(model.parameters())), expected, strict=True):
-        torch.testing.assert_close(one, whole, rtol=1e-4, atol=1e-7)
-    assert takes_num_items(model)
-
-
 def test_published_details_of_models_are_options():
-    torch.manual_seed(0)
     mosaic = build_small_model("mosaic", **SIZES, dropout=0.05, initialization="fan_in").config
     assert (mosaic.weight_dropout, mosaic.contextual_weight_dropout, mosaic.residual_dropout) == (0.05, None, 0.05)
     assert mosaic.initialization == "fan_in"
@@ -130,7 +114,6 @@ def test_the_twin_of_v2_is_llama_with_its_parameters_and_rates():
 
 def test_an_lstm_trains_in_bfloat16_and_needs_a_token():
     """Also on a processor without products in bfloat16."""
-    torch.manual_seed(0)
     model, ids = LSTMForCausalLM(LSTMConfig(vocab_size=20, hidden_size=16)), torch.randint(20, (2, 7))
     with torch.autocast("cpu", torch.bfloat16):
         loss = model(ids, labels=ids).loss

@@ -5,23 +5,22 @@ from contextlib import nullcontext
 
 import torch
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, GPT2Config, MambaConfig
+from transformers import AutoModelForCausalLM, MambaConfig
 
 from tessera.armt import wrap_rmt
 from tessera.models.carried_state import read_on
 from tessera.models.forking import apart, fork
 from tessera.models.mamba import use_selective_scan
 from tests.covering import each_value
-from tests.models.armt.bases import make
+from tests.models.armt.bases import BASES, make
 from tests.models.contract import CASES, tokens
 
-GPT2 = GPT2Config(vocab_size=60, n_embd=16, n_layer=2, n_head=2, n_positions=64, bos_token_id=None, eos_token_id=None)
 MAMBA = MambaConfig(vocab_size=60, hidden_size=16, num_hidden_layers=2, state_size=4)
 BUILD = {
     "v1": CASES["v1 published"].build,
     "v2": CASES["v2 gaussian"].build,
     "lstm": CASES["lstm"].build,
-    "transformer": lambda: AutoModelForCausalLM.from_config(GPT2),
+    "transformer": BASES["gpt2"],
     "mamba": lambda: use_selective_scan(AutoModelForCausalLM.from_config(MAMBA)),
     "armt around gpt2": make,
     "rmt around v2": lambda: wrap_rmt(CASES["v2 gaussian"].build(), segment_size=8, num_memory_tokens=2),

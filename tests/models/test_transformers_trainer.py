@@ -1,6 +1,7 @@
 """transformers' own Trainer trains the models as it trains any: they learn, and a resumed training ends the same."""
 
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -8,12 +9,11 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments, set_seed
 from transformers.utils.generic import find_labels
 
-from tessera import MemoryMosaicConfig, MemoryMosaicForCausalLM, MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM, wrap
+from tessera import wrap
 from tests.covering import some
 from tests.models.armt.bases import make as wrapped
-from tests.models.contract import CASES, close
-
-SMALL = {"vocab_size": 20, "hidden_size": 16, "num_layers": 1, "num_heads": 2}
+from tests.models.contract import CASES, v1, v2
+from tests.tolerances import close
 
 
 class Counting(Dataset):
@@ -27,25 +27,21 @@ class Counting(Dataset):
         return {"input_ids": tokens, "labels": tokens}
 
 
-def v1():
-    return MemoryMosaicForCausalLM(MemoryMosaicConfig(**SMALL, num_persistent_slots=4, weight_dropout=0.1))
+SMALL = {"vocab_size": 20, "hidden_size": 16, "num_layers": 1, "num_heads": 2}
+BUILD = {
+    "v1": partial(v1, **SMALL, weight_dropout=0.1),
+    "v2": partial(v2, **SMALL),
+    "armt": lambda: wrap(v1(**SMALL, weight_dropout=0.1), memory_dim=4, segment_size=6, num_memory_tokens=2),
+}
 
 
-def v2():
-    return MemoryMosaicV2ForCausalLM(MemoryMosaicV2Config(**SMALL, intermediate_size=16))
-
-
-def armt():
-    return wrap(v1(), memory_dim=4, segment_size=6, num_memory_tokens=2)
-
-
-def trainer(build, folder, **options):
+def trainer(name, folder, **options):
     set_seed(0)
     arguments = TrainingArguments(
         str(folder), max_steps=8, save_steps=4, per_device_train_batch_size=4, gradient_accumulation_steps=2,
         learning_rate=0.01, logging_steps=1, report_to="none", disable_tqdm=True, use_cpu=True, **options,
     )  # fmt: skip
-    return Trainer(model=build(), args=arguments, train_dataset=Counting())
+    return Trainer(model=BUILD[name](), args=arguments, train_dataset=Counting())
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -54,9 +50,9 @@ def test_labels_are_the_only_argument_of_labels(name):
     assert find_labels(type(CASES[name].build())) == ["labels"]
 
 
-@some("build", [v1, v2, armt], by_default=[armt])
-def test_it_learns_and_resumes_to_the_same_bits(build, tmp_path):
-    uninterrupted = trainer(build, tmp_path / "run")
+@some("name", BUILD, by_default=["armt"])
+def test_it_learns_and_resumes_to_the_same_bits(name, tmp_path):
+    uninterrupted = trainer(name, tmp_path / "run")
     uninterrupted.train()
     losses = [line["loss"] for line in uninterrupted.state.log_history if "loss" in line]
     assert losses[-1] < losses[0] - 0.2
@@ -65,11 +61,11 @@ def test_it_learns_and_resumes_to_the_same_bits(build, tmp_path):
         expected = uninterrupted.model.eval()(rows, labels=rows).loss.item()
     assert abs(uninterrupted.evaluate(Counting())["eval_loss"] - expected) < 1e-4
     shutil.rmtree(tmp_path / "run" / "checkpoint-8")
-    resumed = trainer(build, tmp_path / "run")
+    resumed = trainer(name, tmp_path / "run")
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-4"))
     assert resumed.state.global_step == 8
-    for (name, weight), other in zip(uninterrupted.model.named_parameters(), resumed.model.parameters(), strict=True):
-        assert torch.equal(weight, other), name
+    for (key, weight), other in zip(uninterrupted.model.named_parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(weight, other), key
 
 
 PADDED = ("v1 published", "linear attention gla", "armt around memory_mosaic")

@@ -6,7 +6,6 @@ from transformers import GPT2Config
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
-from tests.tolerances import REORDERED_FLOAT64
 
 SIZES = {"vocab_size": 270, "hidden_size": 16, "num_layers": 2, "num_heads": 2}
 NONE = {"bos_token_id": None, "eos_token_id": None, "attn_pdrop": 0, "embd_pdrop": 0, "resid_pdrop": 0}
@@ -30,7 +29,3 @@ def make(name):
 
 def tokens(batch=2, steps=12):
     return torch.randint(1, 270, (batch, steps))
-
-
-def close(actual, expected):
-    torch.testing.assert_close(actual, expected, rtol=REORDERED_FLOAT64, atol=REORDERED_FLOAT64)

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM
 from tessera.memories.linear_attention import VARIANTS, LinearAttentionMemory
 from tessera.models.linear_attention import LinearAttentionConfig
 from tests.refusals import refused
-from tests.tolerances import REORDERED_FLOAT64
+from tests.tolerances import close
 
 SIZES = {"vocab_size": 30, "hidden_size": 32, "num_layers": 2, "num_heads": 2}
 
@@ -27,9 +27,7 @@ def test_linear_transformer_is_attention_without_softmax():
     query, key = (torch.nn.functional.elu(heads(part(x))) + 1 for part in (memory.query, memory.key))
     weights = (query @ key.transpose(2, 3)).tril()
     expected = (weights / weights.sum(-1, keepdim=True)) @ heads(memory.value(x))
-    torch.testing.assert_close(
-        memory(x)[0], memory.output(expected.transpose(1, 2).flatten(2)), rtol=0, atol=REORDERED_FLOAT64
-    )
+    close(memory(x)[0], memory.output(expected.transpose(1, 2).flatten(2)))
 
 
 def test_retnet_decays_by_distance_and_knows_relative_positions_only():
@@ -46,7 +44,7 @@ def test_retnet_decays_by_distance_and_knows_relative_positions_only():
     decay = (gamma[:, None, None] ** distance.clamp(min=0)).tril()
     answers = torch.nn.functional.layer_norm((scores * decay) @ heads(memory.value(x)), (16,))
     gated = answers.transpose(1, 2).flatten(2) * torch.nn.functional.silu(memory.gate(x))
-    torch.testing.assert_close(memory(x)[0], memory.output(gated), rtol=0, atol=REORDERED_FLOAT64)
+    close(memory(x)[0], memory.output(gated))
 
 
 def test_gla_decays_each_key_dimension_by_its_gate():
@@ -59,7 +57,7 @@ def test_gla_decays_each_key_dimension_by_its_gate():
         answers.append((query[:, :, step, None] @ matrix)[:, :, 0] / 4**0.5)
     answers = torch.nn.functional.layer_norm(torch.stack(answers, 2), (8,))
     gated = answers.transpose(1, 2).flatten(2) * torch.nn.functional.silu(memory.gate(x))
-    torch.testing.assert_close(memory(x)[0], memory.output(gated), rtol=0, atol=REORDERED_FLOAT64)
+    close(memory(x)[0], memory.output(gated))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

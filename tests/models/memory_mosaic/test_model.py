@@ -1,6 +1,7 @@
 """What the Memory Mosaic does beyond the contract of all models."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -8,26 +9,12 @@ from transformers import TextStreamer, pipeline
 
 from tessera import MemoryMosaicConfig, MemoryMosaicForCausalLM, TesseraError
 from tessera.data.tokenizers import byte_tokenizer
+from tests.models.contract import SIZES, Case, tokens, v1
 from tests.refusals import refused
 
-VOCABULARY = 61
-SIZES = {"vocab_size": VOCABULARY, "hidden_size": 24, "num_layers": 2, "num_heads": 3, "num_persistent_slots": 10}
 
-
-def build(dtype=torch.float64, **changes):
-    torch.manual_seed(1)
-    return MemoryMosaicForCausalLM(MemoryMosaicConfig(**{**SIZES, **changes})).to(dtype).eval()
-
-
-def tokens(batch=2, steps=30):
-    return torch.randint(0, VOCABULARY, (batch, steps))
-
-
-def test_a_single_step_recalls_nothing():
-    model = build(num_persistent_slots=0, num_layers=1)
-    ids = tokens(steps=1)
-    embedded = model.model.embed_tokens(ids)
-    torch.testing.assert_close(model(ids).logits, model.lm_head(model.model.norm(embedded)))
+def build(**changes):
+    return Case(partial(v1, **changes)).build()
 
 
 @pytest.mark.parametrize("place", ["weight_dropout", "head_dropout", "residual_dropout"])
@@ -43,7 +30,7 @@ def test_streams_and_serves_a_pipeline(capsys):
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"pad_token": "<pad>"})
     tokenizer.padding_side = "left"
-    model = build(torch.float32, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id)
+    model = build(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id).float()
     ids = tokenizer("the cat sat", return_tensors="pt").input_ids
     model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, streamer=TextStreamer(tokenizer))
     assert capsys.readouterr().out.startswith("the cat sat")

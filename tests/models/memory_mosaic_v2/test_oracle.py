@@ -19,6 +19,7 @@ def build(**changes):
     with torch.no_grad():  # away from the initial values, where heads agree and gates are near 1
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
+        model.model.layers[0].long_term.bandwidth.exponent_rate.neg_()  # whose sign does not matter
     return model
 
 

@@ -11,7 +11,8 @@ from tessera.models.classification import ARMTForSequenceClassification
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
 from tessera.models.recurrence import modeling, segment_loss
 from tessera.models.recurrence.segment_loss import plain_lm_head
-from tests.models.armt.bases import BASES, close, make, tokens
+from tests.models.armt.bases import BASES, make, tokens
+from tests.tolerances import close
 
 
 def trained(model, ids, labels):
