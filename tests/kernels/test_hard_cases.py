@@ -20,6 +20,7 @@ from tessera.kernels import (
     relumax,
     sparsemax,
 )
+from tests.covering import some
 from tests.kernels.contract import all_kernels, identifier
 
 KERNEL = pytest.mark.parametrize("kernel", all_kernels(), ids=identifier)
@@ -154,3 +155,26 @@ def test_bandwidth_of_the_fixed_kernels_is_the_given_one(distances_and_similarit
     some = support > 0
     assert bool(some.any())
     assert torch.equal(kernel.support_size(scores)[some], support[some])
+
+
+# Of each way to find the threshold, and of each other formula, one.
+IN_GRAPHS = "normalized_relu-0.0 biweight knn-gaussian-3".split()
+
+
+@pytest.mark.grid  # compiles
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # the compiler's own
+@some("kernel", all_kernels(), by_default=lambda kernel: identifier(kernel) in IN_GRAPHS, ids=identifier)
+def test_compiled_where_python_cannot_look_at_numbers_a_kernel_gives_the_same(kernel):
+    """Of queries that see everything, ties, less than k pairs, one pair, nothing, and no positive score."""
+    torch._dynamo.reset()
+    scores = 2 * torch.randn(6, 70, dtype=torch.float64)  # more than four groups of the threshold's search
+    visible = torch.ones(6, 70, dtype=torch.bool)
+    scores[1] = scores[1].round()
+    visible[2, 2:] = visible[3, 1:] = visible[4] = False
+    scores[5] = -scores[5].abs()
+    above = torch.randn_like(scores.requires_grad_())
+    results = []
+    for weights in (kernel.weights, torch.compile(kernel.weights, backend="aot_eager", fullgraph=True)):
+        result = weights(scores, visible)
+        results.append((result.detach(), torch.autograd.grad((result * above).sum(), scores)[0]))
+    torch.testing.assert_close(*results, rtol=0, atol=1e-13)

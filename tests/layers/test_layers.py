@@ -5,8 +5,6 @@ import torch
 
 from tessera.kernels import KERNELS, NormalizedReLU, kernel_from_config
 from tessera.layers.bandwidth import AdaptiveBandwidth, Bandwidth
-from tessera.layers.key_extractors import LeakyKeyExtractor
-from tests.tolerances import REORDERED_FLOAT64
 
 
 def similarities(rows: int = 64, pairs: int = 32, width: int = 16) -> torch.Tensor:
@@ -45,25 +43,7 @@ def test_normalized_relu_starts_at_the_published_weights():
     torch.testing.assert_close(kernel.weights(cosines), torch.tensor([0.625, 0.0, 0.375]))
 
 
-def test_a_free_intercept_starts_at_zero():
-    assert Bandwidth(2, NormalizedReLU(), free_intercept=True).intercept.tolist() == [0.0, 0.0]
-
-
 GAUSSIAN = kernel_from_config("gaussian")
-
-
-def test_the_papers_formula():
-    layer = AdaptiveBandwidth(2, GAUSSIAN).double()
-    with torch.no_grad():
-        layer.log_offset.copy_(torch.tensor([1.0, 2.0]).log())
-        layer.log_slope.copy_(torch.tensor([3.0, 0.5]).log())
-        layer.exponent_rate.copy_(torch.tensor([0.5, 0.25]).log())  # the sign does not matter: exp(-|t|)
-    beta = layer.inverse_bandwidth(torch.tensor([[0, 1, 16]]))
-    expected = torch.tensor([[1.0, 1 + 3.0, 1 + 3 * 4.0], [2.0, 2 + 0.5, 2 + 0.5 * 2.0]], dtype=torch.float64)
-    torch.testing.assert_close(beta[0], expected, rtol=0, atol=1e-6)  # the parameters above are float32 logs
-    with torch.no_grad():
-        layer.exponent_rate.neg_()
-    torch.testing.assert_close(layer.inverse_bandwidth(torch.tensor([[0, 1, 16]])), beta)
 
 
 def test_an_empty_memory_has_a_finite_bandwidth_and_gradient():
@@ -80,29 +60,3 @@ def test_kernels_turn_it_into_scores():
     slope, intercept = layer(kernel_from_config("normalized_relu"), counts)
     torch.testing.assert_close(slope, 2 * beta)
     torch.testing.assert_close(intercept, 1 - 2 * beta)
-
-
-HEADS, WIDTH, STEPS, EPS = 2, 3, 7, 0.2
-
-
-def extractor(**changes):
-    torch.manual_seed(0)
-    return LeakyKeyExtractor(6, HEADS, WIDTH, norm_eps=EPS, **changes).double()
-
-
-def test_mean_keys_equal_their_definition_and_go_on_in_chunks():
-    layer, x = extractor(mean=True), torch.randn(1, STEPS, 6, dtype=torch.float64)
-    candidates = layer.projection(x).unflatten(-1, (HEADS, WIDTH))[0]
-    decay = layer.decay()
-    expected = torch.zeros(1, HEADS, STEPS, WIDTH, dtype=torch.float64)
-    for head in range(HEADS):
-        for step in range(STEPS):
-            weights = decay[head] ** torch.arange(step, -1, -1, dtype=torch.float64)
-            mean = (weights[:, None] * candidates[: step + 1, head]).sum(0) / weights.sum()
-            expected[0, head, step] = mean / (mean.norm() + EPS)
-    keys, carry = layer(x)
-    torch.testing.assert_close(keys, expected, rtol=0, atol=REORDERED_FLOAT64)
-    first, carry = layer(x[:, :3])
-    rest, _ = layer(x[:, 3:], carry)
-    torch.testing.assert_close(torch.cat([first, rest], dim=2), expected, rtol=0, atol=REORDERED_FLOAT64)
-    assert not torch.allclose(extractor()(x)[0], expected, atol=1e-3)  # with an epsilon the divisor counts

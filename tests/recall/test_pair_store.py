@@ -3,34 +3,12 @@
 import pytest
 import torch
 
-import tessera
-from tessera.models.carried_state import read_on
-from tessera.recall.pair_store import SMALLEST_CAPACITY, PairStore
-
-SIZES = {"vocab_size": 20, "hidden_size": 8, "num_layers": 2, "num_heads": 2}
-
-
-def mosaic():
-    torch.manual_seed(0)
-    return tessera.MemoryMosaicForCausalLM(tessera.MemoryMosaicConfig(**SIZES, num_persistent_slots=4)).double()
-
-
-def mosaic_v2():
-    torch.manual_seed(0)
-    return tessera.MemoryMosaicV2ForCausalLM(tessera.MemoryMosaicV2Config(**SIZES)).double()
+from tessera.recall.pair_store import PairStore
+from tests.models.contract import CASES, read_in_parts, tokens
 
 
 def pairs(count, value):
     return torch.full((2, 3, count, 4), float(value)), torch.full((2, 3, count, 5), -float(value))
-
-
-def test_appending_keeps_order_and_grows():
-    store = PairStore.of(*pairs(2, 0))
-    for value in range(1, 3 * SMALLEST_CAPACITY):
-        store = store.append(*pairs(1, value))
-    expected = [0.0, 0.0] + [float(value) for value in range(1, 3 * SMALLEST_CAPACITY)]
-    assert store.keys[0, 0, :, 0].tolist() == expected
-    assert store.values[1, 2, :, 4].tolist() == [-value for value in expected]
 
 
 def test_two_continuations_of_one_store_do_not_meet():
@@ -55,20 +33,6 @@ def test_documents_may_come_later():
     assert store.append(*pairs(1, 2)).documents.tolist() == [[0, 0, 1, 0], [0, 0, -1, 0]]
 
 
-def test_gradients_reach_stored_pairs():
-    keys, values = (tensor.requires_grad_() for tensor in pairs(1, 1))
-    store = PairStore.of(*pairs(1, 0)).append(keys, values).append(*pairs(1, 2))
-    store.values.sum().backward()
-    assert torch.equal(values.grad, torch.ones_like(values))
-
-
-def test_select_batch_repeats_and_reorders():
-    keys = torch.arange(2.0).view(2, 1, 1, 1).expand(2, 3, 4, 5)
-    chosen = PairStore.of(keys, keys).append(*(torch.zeros(2, 3, 1, 5),) * 2).select_batch(torch.tensor([1, 1, 0]))
-    assert chosen.keys[:, 0, 0, 0].tolist() == [1, 1, 0]
-    assert chosen.length == 5
-
-
 def test_a_store_made_in_inference_mode_can_be_continued_outside():
     with torch.inference_mode():
         store = PairStore.of(*pairs(1, 0)).append(*pairs(1, 1))
@@ -77,18 +41,14 @@ def test_a_store_made_in_inference_mode_can_be_continued_outside():
 
 
 @pytest.mark.parametrize("part", ["value_extractor", "bandwidth", "output"])
-@pytest.mark.parametrize("make", [mosaic, mosaic_v2])
-def test_a_part_of_a_model_is_trained_through_a_state(make, part):
+@pytest.mark.parametrize("name", ["v1 published", "v2 gaussian"])
+def test_a_part_of_a_model_is_trained_through_a_state(name, part):
     """Its keys have no gradient then, and the gradients are still those of a training of all."""
-    model, ids = make(), torch.randint(20, (1, 30), generator=torch.Generator().manual_seed(1))
+    model, ids = CASES[name].build(), tokens(1, 30)
 
     def gradients():
-        state, total = None, 0.0
-        for ids_of_part in ids.split(3, dim=1):
-            logits, state = read_on(model, ids_of_part, state)
-            total = total + logits.sin().sum()
         chosen = [p for name, p in model.named_parameters() if part in name]
-        return torch.autograd.grad(total, chosen)
+        return torch.autograd.grad(read_in_parts(model, ids, 3)[0].sin().sum(), chosen)
 
     expected = gradients()
     for name, parameter in model.named_parameters():
