@@ -5,11 +5,11 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
 
-from tessera import MemoryMosaicConfig, MemoryMosaicForCausalLM, TesseraError, wrap, wrap_prmt, wrap_rmt
+from tessera import MemoryMosaicConfig, MemoryMosaicForCausalLM, TesseraError, wrap_rmt
 from tessera.models.gradient_writing import GradientWriter
+from tests.models.armt.bases import WRAPS
 from tests.refusals import refused
 
-WRAPS = {"rmt": wrap_rmt, "prmt": wrap_prmt, "armt": lambda base, **sizes: wrap(base, memory_dim=4, **sizes)}
 TEXTS = torch.tensor([[3, 4, 5, 6, 7], [8, 3, 9, 4, 2]])
 
 
