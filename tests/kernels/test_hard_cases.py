@@ -84,25 +84,6 @@ def test_ties_at_the_last_place_go_to_the_most_recent(base):
     assert [row.nonzero().flatten().tolist() for row in kept] == [[0, 2, 4], [2, 3, 4], [2, 3, 4]]
 
 
-def test_normalized_relu_without_support_is_uniform_over_visible_pairs():
-    scores = torch.tensor([[-1.0, -2.0, -0.5, 3.0], [-1.0, 0.0, -0.5, -3.0]], requires_grad=True)
-    visible = torch.tensor([[True, False, True, False], [True, True, True, True]])
-    kernel = next(kernel for kernel in all_kernels() if kernel.name == "normalized_relu")
-    weights = kernel.weights(scores, visible)
-    assert weights.tolist() == [[0.5, 0.0, 0.5, 0.0], [0.25] * 4]
-    weights.backward(torch.randn(2, 4))
-    assert torch.equal(scores.grad, torch.zeros(2, 4))
-
-
-def test_a_floor_under_the_sum_of_normalized_relu():
-    scores = torch.tensor([[0.5, 1.0, -1.0], [0.25, -2.0, 0.5], [-1.0, -2.0, 0.0]], dtype=torch.float64)
-    kernel = NormalizedReLU(min_total=1.2)
-    expected = torch.tensor([[1 / 3, 2 / 3, 0], [0.25 / 1.2, 0, 0.5 / 1.2], [1 / 3] * 3], dtype=torch.float64)
-    torch.testing.assert_close(kernel.weights(scores), expected)
-    # The last row is the uniform fall-back, without gradient; zero lies at its kink.
-    assert torch.autograd.gradcheck(kernel.weights, scores[:2].clone().requires_grad_())
-
-
 def test_scores_at_the_threshold_are_outside():
     # sparsemax of (1, 0, -3): tau = 0 exactly; the second entry has neither weight nor gradient.
     scores = torch.tensor([1.0, 0.0, -3.0], dtype=torch.float64, requires_grad=True)
