@@ -1,11 +1,20 @@
 """Decoding by compiled layers says what plain decoding says. These tests run the programs' Python."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
-from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    BloomForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 from transformers.pytorch_utils import Conv1D
 
 import tessera
@@ -16,31 +25,19 @@ from tessera.models.decoding.weights import StoredWeights, _packed, _packed_prod
 from tessera.models.linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
 from tessera.models.transformer import transformer_config
 from tests.covering import some
+from tests.models import contract
 from tests.refusals import refused
 
 SIZES = {"vocab_size": 50, "hidden_size": 32, "num_layers": 2, "num_heads": 2}
 
-
-def v1(**options):
-    config = tessera.MemoryMosaicConfig(**SIZES, num_persistent_slots=80, initializer_range=0.3, **options)
-    return tessera.MemoryMosaicForCausalLM(config)
-
-
-def v2(**options):
-    settings = {"intermediate_size": 140, "short_term_span": 8, "long_term_delay": 3, "initializer_range": 0.2}
-    return tessera.MemoryMosaicV2ForCausalLM(tessera.MemoryMosaicV2Config(**SIZES, **settings, **options))
+v1 = partial(contract.v1, **SIZES, num_persistent_slots=80, initializer_range=0.3)
+v2 = partial(contract.v2, **SIZES, intermediate_size=140, short_term_span=8, initializer_range=0.2)
 
 
 def gpt2():
     return GPT2LMHeadModel(
         GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=2, n_positions=256, initializer_range=0.2)
     )
-
-
-def neox():
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_config(transformer_config(positions="rope", **SIZES))
 
 
 def llama():
@@ -56,12 +53,12 @@ def armt():
 
 MODELS = {
     "v1": v1,
-    "v1 entmax": lambda: v1(kernel="entmax", persistent_kernel="biweight", num_persistent_banks=2, bias=True),
+    "v1 entmax": partial(v1, kernel="entmax", persistent_kernel="biweight", num_persistent_banks=2, bias=True),
     "v2": v2,
-    "v2 without long-term memory": lambda: v2(long_term_memory=False),
+    "v2 without long-term memory": partial(v2, long_term_memory=False),
     "linear transformer": lambda: LinearAttentionForCausalLM(LinearAttentionConfig(**SIZES)),
     "gpt2": gpt2,
-    "neox": neox,
+    "neox": lambda: AutoModelForCausalLM.from_config(transformer_config(positions="rope", **SIZES)),
     "llama": llama,
     "armt": armt,
 }
