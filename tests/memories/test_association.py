@@ -60,15 +60,6 @@ def test_without_a_gate_the_normaliser_knows_every_key():
     assert not torch.equal(published[1].normaliser, published[0].normaliser)
 
 
-def test_a_memory_into_which_closed_gates_wrote_is_empty_still():
-    memory = AssociationMemory(8, 4, strength_stretch=0.1, gate_normalizer=True)
-    torch.nn.init.constant_(memory.strength.bias, -6.0)
-    torch.nn.init.zeros_(memory.strength.weight)
-    after = memory.write(torch.randn(2, 3, 8), memory.empty_state(2))
-    assert after.empty.all()
-    assert not after.normaliser.any()
-
-
 @pytest.mark.parametrize("order", ["parallel", "sequential"])
 def test_gradients_stay_small_through_many_segments_of_an_empty_memory(order):
     """A division by eps in each of twelve segments would make them 1e60, which float32 does not have."""

@@ -1,7 +1,5 @@
 """The memory as a value: shared by many questions, in another format, of another model."""
 
-import copy
-
 import pytest
 import torch
 
@@ -11,15 +9,6 @@ from tests.covering import each_value
 from tests.models.armt.bases import KINDS, make, same_memory, tokens
 from tests.refusals import refused
 from tests.tolerances import close
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@torch.no_grad()
-def test_a_memory_in_another_format_goes_on(kind):
-    model, ids = make(kind), tokens(2, 16)
-    rounded, memory = copy.deepcopy(model).float(), model(ids).memory_state
-    expected = rounded(ids, memory_state=memory.to(torch.float32)).logits
-    assert torch.equal(rounded(ids, memory_state=memory).logits, expected)
 
 
 def test_a_shared_memory_is_read_once_and_not_copied():
