@@ -193,14 +193,6 @@ def test_direction_and_its_gradients_are_those_of_the_papers_recurrence(backend)
     )
 
 
-def test_an_emptied_state_forgets_only_the_chosen_sequences():
-    x, gate, decay = inputs(6)
-    _, state = gated_average(x, gate, decay)
-    kept = gated_average(x, gate, decay, state.kept(torch.tensor([True, False])))[0]
-    torch.testing.assert_close(kept[0], gated_average(x, gate, decay, state)[0][0], **TOLERANCE)
-    torch.testing.assert_close(kept[1], gated_average(x, gate, decay)[0][1], **TOLERANCE)
-
-
 def test_shifting_all_gates_changes_nothing():
     x, gate, decay = inputs(40)
     torch.testing.assert_close(gated_average(x, gate + 1e3, decay)[0], gated_average(x, gate, decay)[0], **TOLERANCE)
