@@ -36,7 +36,8 @@ class MetricsFile:
 
     Training lines hold step, loss (nats/token, mean since the last line), learning_rate, gradient_norm, tokens (seen
     so far), tokens_per_second (while training, evaluation and checkpoints not counted) and skipped_steps. Validation
-    lines hold step, validation_loss (nats/token) and validation_bits_per_byte.
+    lines hold step, validation_loss (nats/token) and validation_bits_per_byte. Of a curriculum all hold the stage, and
+    validation lines the length, validation_exact_match and validation_penalty.
     """
 
     def __init__(self, path: Path) -> None:
