@@ -49,8 +49,8 @@ SEARCH, MAIN = "rates", ""
 # The peak learning rates that the trainings of "cpu" chose (table "Learning rates").
 RATES: dict[tuple[str, int], float] = {
     **{(f"mosaic {kernel}", 1): 3e-2 if kernel == "normalized_relu" else 1e-2 for kernel in KERNELS},
-    **{(f"mosaic {kernel}", 4): 3e-3 for kernel in KERNELS},
-    **{(transformer, depth): 3e-3 for transformer in POSITIONS for depth in (1, 4)},
+    **{(f"mosaic {kernel}", 4): 5e-3 if kernel == "gaussian" else 3e-3 for kernel in KERNELS},
+    **dict(zip(product(POSITIONS, (1, 4)), (2e-3, 5e-3, 3e-3, 5e-3, 5e-3, 3e-3))),  # those of one and of four blocks,
     (V2, 1): 3e-3,
 }
 _TRIED = (1e-3, 3e-3, 1e-2, 3e-2)
@@ -166,7 +166,7 @@ BUDGETS = {
         # Kernels differ less than one training from the same on another processor: theirs are chosen by three seeds.
         Trainings((MOSAIC,), (1,), rates=(*_TRIED, 5e-3, 2e-2), first=False),
         Trainings(OTHER_KERNELS, (1,), rates=_TRIED[2:], first=False),
-        Trainings(OTHER_KERNELS, (4,), rates=_TRIED[1:3]),  # the two best of the Gaussian kernel
+        Trainings(OTHER_KERNELS, (4,), rates=(*_TRIED[1:3], 5e-3)),  # the three best of the Gaussian kernel
         Trainings(MAIN_NAMES, (1, 2, 4)),
         Trainings(OTHER_KERNELS, (1,)),
         Trainings(MAIN_NAMES, (1, 2, 4), first=False),
