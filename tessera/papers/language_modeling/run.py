@@ -50,7 +50,8 @@ SEARCH, MAIN = "rates", ""
 RATES: dict[tuple[str, int], float] = {
     **{(f"mosaic {kernel}", 1): 3e-2 if kernel == "normalized_relu" else 1e-2 for kernel in KERNELS},
     **{(f"mosaic {kernel}", 4): 5e-3 if kernel == "gaussian" else 3e-3 for kernel in KERNELS},
-    **dict(zip(product(POSITIONS, (1, 4)), (2e-3, 5e-3, 3e-3, 5e-3, 5e-3, 3e-3))),  # those of one and of four blocks,
+    **dict(zip(product(POSITIONS, (1, 4, 8)), (2e-3, 5e-3, 5e-3, 3e-3, 5e-3, 5e-3, 5e-3, 3e-3, 3e-3))),
+    (MOSAIC, 8): 3e-3,
     (V2, 1): 3e-3,
 }
 _TRIED = (1e-3, 3e-3, 1e-2, 3e-2)
@@ -161,6 +162,7 @@ BUDGETS = {
         Trainings((MOSAIC,), (1,), rates=(5e-3, 2e-2)),  # on both sides of the best of those rates, of each model
         Trainings(tuple(POSITIONS), (1,), rates=(2e-3, 5e-3)),
         Trainings(MAIN_NAMES, (4,), rates=(2e-3, 5e-3)),
+        Trainings(MAIN_NAMES, (8,), rates=(3e-3, 5e-3)),
         Trainings(OTHER_KERNELS, (1,), rates=_TRIED, steps=250),
         Trainings(OTHER_KERNELS, (1,), rates=_TRIED[2:]),  # the two best of the short search, of each
         # Kernels differ less than one training from the same on another processor: theirs are chosen by three seeds.
