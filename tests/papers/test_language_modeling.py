@@ -13,7 +13,7 @@ import pytest
 from tessera.papers import recipe_settings
 from tessera.papers.experiment import EXPERIMENTS, Record, RunSelection
 from tessera.papers.language_modeling.report import by_row, gain_from_context, loss, loss_by_rate, tables
-from tessera.papers.language_modeling.run import MAIN, OTHER_KERNELS, POSITIONS, RATES, SEARCH
+from tessera.papers.language_modeling.run import MAIN, POSITIONS, RATES, SEARCH
 from tessera.papers.records import difference
 from tessera.papers.results import ResultsFile
 from tessera.training.folder import RESULT
@@ -54,8 +54,10 @@ def test_models_of_a_depth_and_seed_differ_in_the_model_section_and_the_rate_alo
             assert mosaic["training"] == transformer["training"], rates
 
 
-def test_transformers_differ_in_their_positions_alone():
+def test_transformers_differ_in_their_positions_and_the_rate_alone():
     recipes = {name: recipe_of(f"{name}/1 block/seed 0") for name in POSITIONS}
+    for recipe in recipes.values():
+        recipe["training"].pop("learning_rate")
     assert {name: recipe["model"].pop("positions") for name, recipe in recipes.items()} == POSITIONS
     assert recipes["transformer"] == recipes["transformer_rope"] == recipes["transformer_alibi"]
 
@@ -68,15 +70,15 @@ def test_kernels_differ_in_the_kernel_and_the_rate_alone():
 
 
 def test_the_chosen_rates_are_the_best_of_the_longest_stored_search():
-    searches = {}
+    searches, searched = {}, [run.configuration for run in planned().values() if run.configuration.part == SEARCH]
     for one in ResultsFile(RESULTS, "language_modeling", "cpu").read().values():
         settings = one.configuration
         if settings.part == SEARCH and not settings.text:
             searches.setdefault((settings.name, settings.num_layers), {}).setdefault(steps(settings), []).append(one)
     for row, by_steps in searches.items():
-        shortest = 4 if row[1] == 1 else 2 if row[0] in OTHER_KERNELS else 3
-        assert len(loss_by_rate(by_steps[min(by_steps)])) == shortest, row
         tried = loss_by_rate(by_steps[max(by_steps)])
+        asked = [one for one in searched if (one.name, one.num_layers, steps(one)) == (*row, max(by_steps))]
+        assert set(tried) == {one.learning_rate for one in asked}, row
         assert RATES[row] == min(tried, key=tried.get), row
 
 

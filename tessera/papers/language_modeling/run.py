@@ -46,12 +46,18 @@ LONG_NAMES = (MOSAIC, V2, "transformer_rope", "transformer")
 OTHER_KERNELS = tuple(f"mosaic {kernel}" for kernel in KERNELS if kernel != "gaussian")
 V2_KERNELS = tuple(f"mosaic_v2 {kernel}" for kernel in V2_COMPACT)
 SEARCH, MAIN = "rates", ""
+_RATES_BY_DEPTH = {  # of one, four and eight blocks, where they were searched
+    MOSAIC: (1e-2, 5e-3, 3e-3),
+    "transformer": (2e-3, 5e-3, 5e-3),
+    "transformer_rope": (3e-3, 5e-3, 5e-3),
+    "transformer_alibi": (5e-3, 3e-3, 3e-3),
+    V2: (3e-3,),
+}
 # The peak learning rates that the trainings of "cpu" chose (table "Learning rates").
 RATES: dict[tuple[str, int], float] = {
     **{(f"mosaic {kernel}", 1): 3e-2 if kernel == "normalized_relu" else 1e-2 for kernel in KERNELS},
-    **{(f"mosaic {kernel}", 4): 3e-3 for kernel in KERNELS},
-    **{(transformer, depth): 3e-3 for transformer in POSITIONS for depth in (1, 4)},
-    (V2, 1): 3e-3,
+    **{(name, 4): 3e-3 for name in OTHER_KERNELS},
+    **{(name, depth): rate for name, rates in _RATES_BY_DEPTH.items() for depth, rate in zip((1, 4, 8), rates)},
 }
 _TRIED = (1e-3, 3e-3, 1e-2, 3e-2)
 SEEDS = {"smoke": 1, "cpu": 3, "long": 2}
@@ -161,12 +167,13 @@ BUDGETS = {
         Trainings((MOSAIC,), (1,), rates=(5e-3, 2e-2)),  # on both sides of the best of those rates, of each model
         Trainings(tuple(POSITIONS), (1,), rates=(2e-3, 5e-3)),
         Trainings(MAIN_NAMES, (4,), rates=(2e-3, 5e-3)),
+        Trainings(MAIN_NAMES, (8,), rates=(3e-3, 5e-3)),
         Trainings(OTHER_KERNELS, (1,), rates=_TRIED, steps=250),
         Trainings(OTHER_KERNELS, (1,), rates=_TRIED[2:]),  # the two best of the short search, of each
         # Kernels differ less than one training from the same on another processor: theirs are chosen by three seeds.
         Trainings((MOSAIC,), (1,), rates=(*_TRIED, 5e-3, 2e-2), first=False),
         Trainings(OTHER_KERNELS, (1,), rates=_TRIED[2:], first=False),
-        Trainings(OTHER_KERNELS, (4,), rates=_TRIED[1:3]),  # the two best of the Gaussian kernel
+        Trainings(OTHER_KERNELS, (4,), rates=_TRIED[1:3]),
         Trainings(MAIN_NAMES, (1, 2, 4)),
         Trainings(OTHER_KERNELS, (1,)),
         Trainings(MAIN_NAMES, (1, 2, 4), first=False),
