@@ -67,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Load, then answer question by question."""
     from tessera.memory_files.answering import answers_questions
     from tessera.memory_files.document import document_paths
     from tessera.memory_files.memory import Memory
@@ -155,6 +156,7 @@ def _asker(arguments: argparse.Namespace, memory: "Memory") -> Callable[[str], d
     answers: list = []
 
     def ask(question: str) -> dict:
+        """Answer, print answer and citations, and draw the page anew; the answer as a row of JSON."""
         say_guess(task, question)
         answer = memory.ask(question, sampling_of(arguments), cite=cite)
         print(answer.said() if is_trained else answer.text, flush=True)
@@ -212,6 +214,7 @@ def _score(arguments: argparse.Namespace, memory: "Memory") -> int:
     rows: list[dict] = []
 
     def score(name: str) -> None:
+        """Score a file and print how many are right."""
         path, sampling = Path(name), sampling_of(arguments)
         options = (sampling, arguments.shots, arguments.results)
         of_file, summary = score_samples(memory.model, memory.tokenizer, path, *options)

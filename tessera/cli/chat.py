@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Read, answer, until the end of the input."""
     from tessera.memory_files.answering import answers_questions
     from tessera.memory_files.memory import Memory
     from tessera.models.saving.loading import load_model, load_tokenizer

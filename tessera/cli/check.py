@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Try every law and print what came."""
     from tessera.models.saving.loading import load_model
     from tessera.testing.state_laws import check_state
 

@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Read, print and draw."""
     from tessera.evaluation.display import is_figure, print_table
     from tessera.tools.comparison import COLUMNS, draw_runs, run_state
     from tessera.tools.sweep import run_names, runs_of_sweep

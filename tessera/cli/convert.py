@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Convert, and say what it became."""
     if arguments.checkpoint.is_dir():
         return _merge(arguments)
     from tessera.interop.published import convert_checkpoint

@@ -81,6 +81,7 @@ OPTIONS = {
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Evaluate all models, then print and draw."""
     from tessera.evaluation import display
     from tessera.evaluation.display import is_figure
 

@@ -69,6 +69,7 @@ def sampling_of(arguments: argparse.Namespace):
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Load the models; print prompt and continuation, or the table."""
     from tessera.generation.sampling import continuation, markdown_table, read_prompts
     from tessera.memory_files.answering import answers_questions
     from tessera.models.causality import expect_next_token
@@ -94,6 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
 
     def column(folder: str) -> tuple[str, list[str]]:
+        """The model's folder, and what it writes after each prompt."""
         return folder, [continuation(*models[folder], prompt, sampling, **drafts) for prompt in prompts]
 
     columns, status = of_each(models, column)

@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Print the parameters, FLOPs and bytes of a model, as a table or as JSON."""
     from tessera.evaluation.accounting import account
     from tessera.models import MODELS
     from tessera.models.presets import published_counts

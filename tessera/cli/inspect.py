@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Read, trace, write."""
     from tessera.inspection import trace, trace_memory
     from tessera.inspection.page import is_page, write_page
     from tessera.inspection.text import read_tokens
@@ -58,6 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     options |= {"share": arguments.share, "most_pairs": arguments.most_pairs, "progress": sys.stderr.isatty()}
 
     def read(folder: str) -> None:
+        """Trace what a model does with each text."""
         model, tokenizer, memory = load_model(folder), load_tokenizer(folder), None
         if arguments.memory is not None:
             memory = Memory(model, tokenizer).load(arguments.memory, "inspect", "--memory").state

@@ -1,5 +1,4 @@
-"""The command line: `tessera VERB ...`. Every verb is a module with `add_arguments(parser)` and `run(arguments)`, which
-does what the module's docstring says, and returns the exit status.
+"""The command line: `tessera VERB ...`. Every verb is a module with `add_arguments(parser)` and `run(arguments)`.
 
 The modules of the verbs import nothing that imports torch, transformers or numpy at their top; what needs these is
 imported inside `run`. So `--help` and every mistake in the arguments answer before that, which takes seconds.

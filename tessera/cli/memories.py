@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Dispatch to the action."""
     from tessera.memory_files.memory import is_stored_memory
 
     names, action = arguments.names, arguments.action

@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Read, store, say what was read."""
     from tessera.memory_files.document import document_paths
     from tessera.memory_files.memory import Memory, require_place
     from tessera.models.saving.loading import load_model, load_tokenizer

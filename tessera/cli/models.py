@@ -17,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Unpack and print the folder."""
     from tessera.interop.smollm2 import get
 
     print(get(arguments.output))

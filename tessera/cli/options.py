@@ -46,6 +46,7 @@ def _number(kind: type, words: str, requirement: Callable) -> Callable:
     """A type for argparse: numbers of `kind`, for which `requirement(number)` says what they must do and do not."""
 
     def parse(text: str) -> Any:
+        """The number that `text` is, or argparse's error with the requirement that it breaks."""
         try:
             number = kind(text)
         except ValueError:  # also more digits than Python converts
@@ -117,6 +118,7 @@ def standard_texts(where: str, by_line: bool = False) -> Iterator[str]:
         stream.reconfigure(encoding="utf-8-sig", errors="strict")
 
     def texts() -> Iterator[str]:
+        """Pieces or lines until the input ends; before a line that a person types, a prompt."""
         is_typed = by_line and stream.isatty()
         while True:
             if is_typed:

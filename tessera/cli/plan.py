@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Count and print."""
     find_recipe(arguments.recipe)  # before the seconds that importing models takes
     from tessera.recipes.recipe import read_recipe
     from tessera.tools.plan import lines, plan

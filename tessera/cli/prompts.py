@@ -61,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Check all models, then ask one after the other."""
     from tessera.models.saving.loading import load_config, load_tokenizer
 
     chosen = [name for name in ("many_shot", "documents") if getattr(arguments, name)]

@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Reproduce, then print the table."""
     from tessera.papers.runner import reproduce
 
     models, kernels, data = (tuple(getattr(arguments, name) or ()) or None for name in ("models", "kernels", "data"))

@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Train all, then print the table."""
     find_recipe(arguments.recipe)  # before the seconds that importing models takes
 
     from tessera.tools.sweep import Sweep

@@ -13,6 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Print one line each."""
     from tessera.papers.experiment import EXPERIMENTS
     from tessera.tasks.task import TASKS
 

@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Train, and print where the model is and how good it is."""
     if arguments.resume and arguments.overwrite:
         raise TesseraError("--resume and --overwrite exclude each other.")
     find_recipe(arguments.recipe)  # before the seconds that importing models takes
