@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `tessera ask`."""
     add = parser.add_argument
     add("model", help="folder of the model")
     add("questions", nargs="*", default=[], metavar="question", help="a question; each is asked on its own")

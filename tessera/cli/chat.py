@@ -28,6 +28,7 @@ COMMANDS = ("/cite", "/read FILE", "/documents", "/forget NAME", "/save [M]", "/
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `tessera chat`."""
     parser.add_argument("model", help="folder of the model that answers")
     meaning = "begin with what this memory holds, which tessera memorize stored with the same model"
     parser.add_argument("--memory", metavar="FILE", help=meaning)

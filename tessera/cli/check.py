@@ -13,6 +13,7 @@ from tessera.cli.options import real
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `tessera check`."""
     add = parser.add_argument
     add("model", help="folder of a model or a run")
     meaning = "the largest difference that still counts as equal, as a share of the largest logit (default: 1e-4)"

@@ -15,6 +15,7 @@ from tessera.cli.options import image_file, of_each
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `tessera compare`."""
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run that tessera train began, or of a sweep")
     meaning = "draw training and validation losses over the tokens read into this image file"

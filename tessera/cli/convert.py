@@ -13,6 +13,7 @@ from tessera.base.errors import expect
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of this verb."""
     add = parser.add_argument
     add("checkpoint", type=Path, help="file of the published weights, or folder of a run or checkpoint")
     add("output", type=Path, help="write the model into this folder, which must be empty or new")

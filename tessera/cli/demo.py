@@ -19,6 +19,7 @@ OWN_OPTIONS = {"books": ("books", "seed"), "language": ("minutes", "prompt")}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `tessera demo`."""
     add = parser.add_argument
     meaning = "`books` (the default) or `language`, then changes to its recipes, such as training.batch_size=4"
     add("overrides", nargs="*", default=[], metavar="[DEMO] key=value", help=meaning)

@@ -37,6 +37,7 @@ from tessera.lm_eval import expect_harness
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `tessera eval`."""
     add_measured_models(parser, "sequences (of a task at most 8)")
     meaning = "number format of the products; auto: bf16 where the hardware multiplies in it (default: fp32)"
     parser.add_argument("--precision", choices=("auto", "bf16", "fp32"), default="fp32", help=meaning)

@@ -18,6 +18,7 @@ from tessera.cli.options import hold_output, of_each, positive_int, probability,
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `tessera generate`."""
     add = parser.add_argument
     add("models", nargs="+", metavar="model", help="folder of the model; with several, a table compares them")
     prompts = parser.add_mutually_exclusive_group(required=True)

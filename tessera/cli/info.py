@@ -14,6 +14,7 @@ from tessera.cli.options import positive_int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `tessera info`."""
     add = parser.add_argument
     add("what", help="name of a preset or of a recipe, a recipe file, or the folder of a model")
     meaning = "change this key of the recipe, such as model.num_layers=2"

@@ -15,6 +15,7 @@ from tessera.cli.options import expect_two_files, of_each, positive_int, probabi
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `tessera inspect`."""
     add = parser.add_argument
     add("models", nargs="+", metavar="model", help="folder of the model; several are set side by side")
     meaning = "the text to read; several are set side by side"

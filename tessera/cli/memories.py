@@ -17,6 +17,7 @@ from tessera.cli.options import of_each, refuse_options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `tessera memories`."""
     add = parser.add_argument
     add("action", choices=("ls", "info", "merge", "forget"), help="list, show, merge or forget, as above")
     add("names", nargs="*", metavar="M", help="file of a memory; after forget, the names of documents too")

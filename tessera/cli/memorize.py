@@ -15,6 +15,7 @@ from tessera.cli.options import of_each, standard_texts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `tessera memorize`."""
     add = parser.add_argument
     add("model", help="folder of the model that reads")
     meaning = 'a text file, a folder of them, a bundled book, or "-" for standard input'

@@ -9,6 +9,7 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `tessera models`."""
     add = parser.add_argument
     add("action", choices=("get",), help="get: unpack the model, unless that was done before, and print its folder")
     add("name", choices=("smollm2",), help="the model")

@@ -14,6 +14,7 @@ from tessera.recipes.recipe_files import find_recipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `tessera plan`."""
     add_recipe(parser)
     add = parser.add_argument
     size = "memory of one device, such as 80GB (10^9 bytes each) or 80GiB: then the answer says what does not fit"

@@ -40,6 +40,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `tessera prompts`."""
     add = parser.add_argument
     add_measured_models(parser, "prompts")
     add("--files", nargs="+", type=Path, help="files of the data set; Banking77 comes with the library")

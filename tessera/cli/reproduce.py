@@ -13,6 +13,7 @@ from tessera.papers.experiment import RunSelection
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `tessera reproduce`."""
     add = parser.add_argument
     add("experiment", help="name of the experiment; tessera tasks lists them")
     add("--budget", default="cpu", help="how much to compute: smoke, cpu or long, as above (default: cpu)")

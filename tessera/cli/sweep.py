@@ -25,6 +25,7 @@ from tessera.recipes.recipe_files import find_recipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `tessera sweep`."""
     add = parser.add_argument
     add("recipe", help="a recipe file (YAML), or the name of a recipe that comes with the library")
     meaning = "values to try for this key of the recipe, such as training.learning_rate=1e-3,3e-3"

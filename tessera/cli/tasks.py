@@ -9,6 +9,7 @@ import json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `tessera tasks`."""
     parser.add_argument("--json", action="store_true", help="print JSON, with the papers that they come from")
 
 

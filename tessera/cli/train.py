@@ -34,6 +34,7 @@ class HelpRecipe(argparse.Action):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `tessera train`."""
     add = parser.add_argument
     add_recipe(parser)
     add("--output", type=Path, help="write the run into this folder (default: runs/NAME OF THE RECIPE)")
