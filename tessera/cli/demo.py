@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Train, then write and print what came out."""
     names_demo = arguments.overrides[:1] and "=" not in arguments.overrides[0]
     which, *overrides = arguments.overrides if names_demo else ["books", *arguments.overrides]
     expect(which in OWN_OPTIONS, "demo", "the demo", "be books or language", which)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tessera.base.devices import is_readable
+from tessera.base.devices import is_exporting, is_readable
 from tessera.base.errors import TesseraError, did_you_mean, expect
 from tessera.ops.linear_cross_entropy import expect_labels
 
@@ -118,6 +118,21 @@ def new_steps(where: str, attention_mask: Tensor, shape: tuple[int, int], before
     requirement = f"be {needed} of zeros and ones, one per step since the start"
     expect(got == needed, where, "attention_mask", requirement, got)
     return attention_mask[:, before:].bool()
+
+
+def expect_exportable(where: str, *inputs: Tensor | None) -> None:
+    """How often segments are read is part of an exported program, in which nothing is checked.
+
+    `inputs`: tokens, their embeddings, and what no program is made with: a mask, labels, positions.
+    """
+    if not is_exporting():
+        return
+    refused = ["attention_mask", "labels", "position_ids"]
+    refused = [name for name, tensor in zip(refused, inputs[2:], strict=True) if tensor is not None]
+    if any(isinstance(read.shape[1], torch.SymInt) for read in inputs[:2] if read is not None):
+        refused.append("a free length")
+    needed = "be of the same number of tokens each time, without a mask, labels or positions"
+    expect(not refused, where, "torch.export", needed, ", ".join(refused))
 
 
 def expect_rows(where: str, rows: int, held: int) -> None:

@@ -77,8 +77,8 @@ def test_the_chosen_rates_are_the_best_of_the_longest_stored_search():
             searches.setdefault((settings.name, settings.num_layers), {}).setdefault(steps(settings), []).append(one)
     for row, by_steps in searches.items():
         tried = loss_by_rate(by_steps[max(by_steps)])
-        asked = [one for one in searched if (one.name, one.num_layers, steps(one)) == (*row, max(by_steps))]
-        assert set(tried) == {one.learning_rate for one in asked}, row
+        of_row = [run for run in searched if (run.name, run.num_layers, steps(run)) == (*row, max(by_steps))]
+        assert set(tried) == {run.learning_rate for run in of_row}, row
         assert RATES[row] == min(tried, key=tried.get), row
 
 

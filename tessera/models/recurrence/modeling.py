@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tessera.base.devices import is_exporting
 from tessera.base.errors import expect
 from tessera.base.state import State
 from tessera.memories.association import Openings
@@ -25,6 +24,7 @@ from tessera.models.forward_arguments import (
     checks_types,
     demand,
     expect_counting,
+    expect_exportable,
     expect_rows,
     kept_steps,
     new_steps,
@@ -287,7 +287,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         kept_steps(where, logits_to_keep)
         self._expect_learning_memory()
         self._expect_present_memory()
-        _expect_exportable(where, input_ids, inputs_embeds, attention_mask, labels, position_ids)
+        expect_exportable(where, input_ids, inputs_embeds, attention_mask, labels, position_ids)
         text = self._text(input_ids, inputs_embeds, attention_mask, position_ids, cache)
         state = None if cache is not None or memory_state is None else self.fitting(memory_state, text.shape[0])
         loss = self._loss(labels, shift_labels, loss_mask, text)
@@ -392,18 +392,3 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         expect(divides, type(self).__name__, "memory_state", rows, state.batch_size)
         like = next(tensor for tensor in template.tensors().values() if tensor.is_floating_point())
         return state.to(like.device, like.dtype).recordable()
-
-
-def _expect_exportable(where: str, *inputs: Tensor | None) -> None:
-    """How often segments are read is part of an exported program, in which nothing is checked.
-
-    `inputs`: tokens, their embeddings, and what no program is made with: a mask, labels, positions.
-    """
-    if not is_exporting():
-        return
-    refused = ["attention_mask", "labels", "position_ids"]
-    refused = [name for name, tensor in zip(refused, inputs[2:], strict=True) if tensor is not None]
-    if any(isinstance(read.shape[1], torch.SymInt) for read in inputs[:2] if read is not None):
-        refused.append("a free length")
-    needed = "be of the same number of tokens each time, without a mask, labels or positions"
-    expect(not refused, where, "torch.export", needed, ", ".join(refused))

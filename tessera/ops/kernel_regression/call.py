@@ -140,6 +140,13 @@ class Call:
         offset: object = self.query_offset
         return isinstance(offset, Tensor)
 
+    def visibility(self) -> tuple[int, int | None, int | None, Tensor | None, Tensor | None, Tensor | None]:
+        """What registered operators take: query offset, the window's delay, span and delays (B,), and the documents."""
+        delay = None if self.window is None else self.window.delay
+        one, each = (None, delay) if isinstance(delay, Tensor) else (delay, None)
+        span = None if self.window is None else self.window.span
+        return self.query_offset, one, span, each, self.query_documents, self.pair_documents
+
     def trimmed(self) -> Self:
         """The same call over the pairs that the window leaves to any query, without it where it hides none of them."""
         window, steps, pairs = self.window, self.query.shape[2], self.key.shape[2]

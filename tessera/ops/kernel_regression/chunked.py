@@ -97,21 +97,8 @@ def _with_tensors(call: Call, query, key, value, slope, intercept, parameter) ->
 
 def arguments(call: Call) -> tuple:
     """`call` as the operator takes it."""
-    delay = None if call.window is None else call.window.delay
-    return (
-        call.query,
-        call.key,
-        call.value,
-        call.slope,
-        call.intercept,
-        _text_of(call.kernel.to_config()),
-        call.query_offset,
-        None if isinstance(delay, Tensor) else delay,
-        None if call.window is None else call.window.span,
-        delay if isinstance(delay, Tensor) else None,
-        call.query_documents,
-        call.pair_documents,
-    )
+    kernel = _text_of(call.kernel.to_config())
+    return call.query, call.key, call.value, call.slope, call.intercept, kernel, *call.visibility()
 
 
 @torch.compiler.assume_constant_result

@@ -82,16 +82,8 @@ def plan_of(call: Call) -> Plan:
     """What the operator must know of the call."""
     family = family_of(call.kernel)
     assert family is not None, "unsupported_reason refuses others"
-    delay = None if call.window is None else call.window.delay
-    return Plan(
-        *family,
-        call.query_offset,
-        None if isinstance(delay, Tensor) else delay,
-        None if call.window is None else call.window.span,
-        delay if isinstance(delay, Tensor) else None,
-        call.query_documents,
-        call.pair_documents,
-    )
+    name, order, margin = family
+    return Plan(name, order, margin, *call.visibility())
 
 
 def family_of(kernel: Kernel) -> tuple[str, float, float] | None:
