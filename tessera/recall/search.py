@@ -19,7 +19,7 @@ from tessera.recall.read_ahead import read_ahead
 if TYPE_CHECKING:
     from tessera.recall.index import PairIndex
 
-FIRST_LEAVES = 32  # read for each query before its first threshold is known
+FIRST_LEAVES = 16  # read for each query before its first threshold is known
 LEAVES_AT_ONCE = 64  # copied and scored while they are in the cache
 CODES_AT_ONCE = 512  # leaves of which the codes are
 FEW_QUERIES = 8  # ask for a leaf: more are answered as fast from its keys as from its codes
@@ -28,6 +28,7 @@ CODE_COST = 0.125  # of looking at a code, in those of reading a key
 GROWTH = 16  # each further round reads up to this many times as many
 TELLING_LEAVES = 128  # once so many are read for a query, its threshold rises little, and tells what else is needed
 TELLING_PART = 32  # or a 32nd of all leaves, where that is less
+FEW_PART = 16  # if a query needs no more than a 16th of the leaves, a rising threshold would spare it little
 SCAN_SHARE = 0.5  # of the pairs: where more would be read, all are scanned, which reads them in order
 SCANNED_AT_ONCE = 1 << 18  # scores of a scan, which are looked at while they are in the cache
 SCORES_AT_ONCE = 1 << 27  # of a scan: bounds the queries that are answered together
@@ -124,7 +125,8 @@ class _Reader:
                 continue
             most = GROWTH * most if most >= telling else telling
             if needed.shape[1] > most:  # the threshold may rise: the most promising first
-                needed = _largest(bounds.masked_fill(~needed, -torch.inf), most)
+                is_much = needed.sum(1, keepdim=True) * FEW_PART > needed.shape[1]
+                needed = needed & (_largest(bounds.masked_fill(~needed, -torch.inf), most) | ~is_much)
             is_read |= needed
             candidates, floor = self._with_floor(candidates.joined(self._read_leaves(needed, floor)), is_read)
         return self._solved(candidates.in_order(), floor, is_read, bounds.masked_fill(is_read, -torch.inf))
