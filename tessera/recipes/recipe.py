@@ -27,8 +27,9 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe in `path` (a YAML file, or the name of a shipped one) changed by `key=value` overrides.
 
     Keys are dotted (`training.steps=10`), values are YAML. A recipe may begin with `extends: NAME`: then it holds what
-    differs from that recipe (a file beside it, or one that `path` could name). Raises one `TesseraError` with a line
-    for every problem, each naming the file (or the command line), the key, what was found and what is allowed.
+    differs from that recipe (a file beside it, or one that `path` could name). A section that gets another `type` or
+    `name` keeps no other key of the file's. Raises one `TesseraError` with a line for every problem, each naming the
+    file (or the command line), the key, what was found and what is allowed.
     """
     file = find_recipe(path)
     mapping = recipe_mapping(file)
@@ -63,7 +64,7 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
 WIDTH = 100
 EXTENDS = """  extends: text; default none
       a recipe whose keys this one changes: a shipped one, or a file beside it, without .yaml. A section with another
-      `type` or `name` takes the place of the old one"""
+      `type` or `name` takes the place of the old one, on the command line too (model.type=transformer)"""
 BASE = """  model.base: a mapping or text; required
       the model that reads the segments: a model section of its own, such as {type: memory_mosaic, num_layers: 2}, or
       the folder of a model or run, whose weights the training starts from"""

@@ -13,6 +13,7 @@ from tessera.base.yaml_files import parse_yaml, read_yaml
 
 SHIPPED = Path(tessera.__file__).parent / "recipes"
 COMMAND_LINE = "command line"
+KINDS = ("type", "name")  # the keys that say which other keys a section has
 _read_once = cache(read_yaml)
 
 
@@ -36,9 +37,12 @@ def recipe_mapping(file: Path) -> dict[str, Any]:
 
 
 def apply_overrides(mapping: dict[str, Any], overrides: Sequence[str], problems: list[str]) -> list[str]:
-    """Write `key=value` overrides into `mapping`; returns the keys."""
+    """Write `key=value` overrides into `mapping`, a section before its keys; returns the keys.
+
+    Of a section that gets another `type` or `name` nothing else stays, as in `_merged`: the keys are its own.
+    """
     keys = []
-    for override in overrides:
+    for override in sorted(overrides, key=_breadth):
         key, equals, text = override.partition("=")
         *parents, last = key.split(".")
         section: Any = mapping
@@ -53,9 +57,18 @@ def apply_overrides(mapping: dict[str, Any], overrides: Sequence[str], problems:
         if not (key and equals and isinstance(section, dict)):
             problems.append(f"{COMMAND_LINE}: {override!r} must be an override key=value, such as training.steps=100.")
             continue
+        if parents and last in KINDS and section.get(last, value) != value:
+            section.clear()
+            keys.append(".".join(parents))
         section[last] = value
         keys.append(key)
     return keys
+
+
+def _breadth(override: str) -> tuple[int, bool]:
+    """Sorts overrides: sections before what is in them, and there first what they are."""
+    *parents, last = override.partition("=")[0].split(".")
+    return len(parents), last not in KINDS
 
 
 def _with_base(file: Path, mapping: dict[str, Any], above: tuple[Path, ...]) -> dict[str, Any]:
@@ -81,7 +94,7 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         old = base.get(key)
         result[key] = value
         if isinstance(old, dict) and isinstance(value, dict):
-            is_same = all(name not in value or value[name] == old.get(name) for name in ("type", "name"))
+            is_same = all(name not in value or value[name] == old.get(name) for name in KINDS)
             result[key] = _merged(old, value) if is_same else value
     return result
 

@@ -58,6 +58,32 @@ def test_overrides_reach_every_depth(recipe):
     assert actual.seed == 2
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_another_kind_on_the_command_line_keeps_nothing_of_the_file_section(recipe, order):
+    mosaic = {**MINIMAL["model"], "num_persistent_slots": 8, "kernel": {"name": "knn", "base": "gaussian", "k": 3}}
+    content = {"model": mosaic, "tokenizer": {"type": "bpe", "vocab_size": 300}}
+    actual = recipe(content, ["model.type=transformer", "model.num_layers=3", "tokenizer.type=byte"][::order])
+    assert actual.model == {"type": "transformer", "num_layers": 3}
+    assert (actual.tokenizer.type, actual.tokenizer.vocab_size) == ("byte", None)
+    of_task = [
+        "data.task={name: babilong, qa: 1}",
+        "data.task.name=passwords",
+        "training.curriculum=[{length: 1, steps: 1}]",
+    ]
+    assert recipe(MINIMAL, of_task[::order]).data.task == {"name": "passwords"}
+    assert recipe(content, ["model.kernel.name=relumax"]).model == mosaic | {"kernel": {"name": "relumax"}}
+    armt = {"model": {"type": "armt", "base": TRANSFORMER, "segment_size": 16}}
+    assert recipe(armt, ["model.base.type=memory_mosaic"]).model["base"] == {"type": "memory_mosaic"}
+    assert recipe(armt, ["model.type=armt", "model.base.type=transformer"]).model == armt["model"]  # none is another
+    assert recipe(armt, ["model.segment_size=8", "model={type: rmt, base: {type: gpt2}}"][::order]).model == {
+        "type": "rmt",
+        "base": {"type": "gpt2"},
+        "segment_size": 8,
+    }
+    (line,) = problems(recipe, armt, ["model.type=transformer", "model.segment_size=8"])
+    assert line.startswith("command line: model.segment_size is not a known key")
+
+
 def test_a_recipe_survives_being_written(recipe):
     actual = recipe(with_(training={"betas": [0.8, 0.9]}, tokenizer={"type": "bpe", "vocab_size": 300}))
     assert recipe(yaml.safe_dump(recipe_to_dict(actual))) == actual
