@@ -1,5 +1,6 @@
 """Settings of every test: one thread per worker, no hub, a fresh seed, shapes checked."""
 
+import argparse
 import contextlib
 import gc
 import logging
@@ -51,7 +52,9 @@ def prepare():
 
 
 # The conftest files of folders that are named on the command line are imported before `pytest_configure`.
-if "PYTEST_XDIST_WORKER" in os.environ or not any(word.startswith(("-n", "--numprocesses")) for word in sys.argv):
+command_line = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+command_line.add_argument("-n", "--numprocesses", default="0")
+if "PYTEST_XDIST_WORKER" in os.environ or command_line.parse_known_args()[0].numprocesses == "0":
     prepare()
 
 

@@ -27,7 +27,8 @@ class ShapeError(AssertionError):
 
 
 def install() -> None:
-    """Check all modules of the library that are imported from now on."""
+    """Check all modules of the library that are imported from now on: all."""
+    assert "tessera.base.shapes" not in sys.modules, "the library was imported before its checks, and would have none"
     sys.meta_path.insert(0, _Finder())
 
 
