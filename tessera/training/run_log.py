@@ -1,9 +1,11 @@
 """What a run tells while it trains: metrics as JSON lines, trackers, and for people a bar and a few lines."""
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -74,6 +76,7 @@ class MetricsFile:
 
 
 MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}
+logger = logging.getLogger(__name__)
 
 
 def expect_trackers(section: TrainingSection) -> None:
@@ -91,6 +94,7 @@ def expect_trackers(section: TrainingSection) -> None:
 class Tracker(NamedTuple):
     """Hears of metrics: `log(numbers, step)` with names such as "train/loss", and at the end `close()`."""
 
+    name: str
     log: Callable[[Mapping[str, Any], int], object]
     close: Callable[[], object]
 
@@ -118,14 +122,18 @@ def _tensorboard(recipe: Recipe, run: Path, step: int) -> Tracker:
             writer.add_scalar(name, value, step)
         writer.flush()  # onto the disk: the process may be killed
 
-    return Tracker(log, writer.close)
+    return Tracker("tensorboard", log, writer.close)
 
 
 def _wandb(recipe: Recipe, run: Path, step: int) -> Tracker:
     import wandb  # type: ignore[import-not-found]
 
-    started = wandb.init(name=recipe.name, config=recipe_to_dict(recipe))
-    return Tracker(lambda values, step: started.log(values, step=step), started.finish)
+    try:
+        started = wandb.init(name=recipe.name, config=recipe_to_dict(recipe))
+    except Exception as error:  # no account, no network
+        advice = "Set WANDB_MODE=offline, or leave it out."
+        raise TesseraError(f"training.report_to: wandb cannot start ({first_line(error)}). {advice}") from error
+    return Tracker("wandb", lambda values, step: started.log(values, step=step), started.finish)
 
 
 def sizes(recipe: Recipe, model: nn.Module, segment: int, done: int) -> str:
@@ -225,11 +233,11 @@ class RunLog(TrainingLog):
             )
 
     def close(self) -> None:
-        """End the line of the bar."""
+        """End the line of the bar, and the trackers: all of them, where one fails too."""
         if self._bar is not None:
             self._bar.close()
-        for tracker in self.trackers:
-            tracker.close()
+        for tracker in tuple(self.trackers):
+            self._tell(tracker, tracker.close)
 
     def say(self, line: str) -> None:
         """A line on standard error."""
@@ -253,8 +261,23 @@ class RunLog(TrainingLog):
         stage = {"stage": self.number + 1} if self.recipe.training.curriculum else {}
         self.metrics.append({"step": self._step} | stage | record)
         known = {name.removeprefix("validation_"): value for name, value in record.items() if value is not None}
-        for tracker in self.trackers:
-            tracker.log({f"{kind}/{name}": value for name, value in known.items()}, self._step)
+        values = {f"{kind}/{name}": value for name, value in known.items()}
+        for tracker in tuple(self.trackers):
+            self._tell(tracker, tracker.log, values, self._step)
+
+    def _tell(self, tracker: Tracker, call: Callable[..., object], *arguments: Any) -> None:
+        """A tracker that fails is named once and hears no more: the run goes on, and its own files have every line."""
+        try:
+            call(*arguments)
+        except Exception as error:
+            self.trackers.remove(tracker)
+            logger.warning(
+                f"training.report_to: {tracker.name} failed ({first_line(error)}) and hears no more. "
+                f"{self.metrics.path} has every line."
+            )
+            if call is not tracker.close:
+                with suppress(Exception):
+                    tracker.close()
 
     def _note(self, **notes: str) -> None:
         """Show these texts beside the bar from now on, in the order in which they were first given."""

@@ -13,6 +13,7 @@ from tessera.training.run import train
 from tests.refusals import refused
 
 tensorboard = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+SummaryWriter = pytest.importorskip("torch.utils.tensorboard").SummaryWriter
 
 
 @pytest.fixture
@@ -85,6 +86,33 @@ def test_trackers_are_closed_after_a_start_that_failed(go, tmp_path, monkeypatch
         monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "file"))
         refused("file: event files cannot be written", go, reporter="wandb, tensorboard")
     assert closed == ["wandb"]
+
+
+@pytest.mark.parametrize("fails", ["log", "finish"])
+def test_a_tracker_that_fails_costs_neither_the_run_nor_the_others(go, tmp_path, monkeypatch, heard, fails):
+    def failing(*arguments, **keywords):
+        calls.append("log" if arguments else "finish")
+        if calls[-1] == fails:
+            raise ConnectionError("no network\nat all.")
+
+    calls = []
+    fake = SimpleNamespace(log=failing, finish=failing)
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda name, config: fake))
+    closed = []
+    close = SummaryWriter.close
+    monkeypatch.setattr(SummaryWriter, "close", lambda self: closed.append(self) or close(self))
+    assert go(reporter="wandb, tensorboard").steps == 6
+    assert len(closed) == 1
+    assert calls.count("finish") == 1
+    assert fails == "finish" or calls == ["log", "finish"]
+    assert scalars(tmp_path / "run" / "tensorboard", "train/loss") == pytest.approx(records(tmp_path / "run", "loss"))
+    (said,) = [record.getMessage() for record in heard.records if "report_to" in record.getMessage()]
+    assert said.startswith("training.report_to: wandb failed (no network) and hears no more.")
+
+
+def test_a_tracker_that_cannot_start_is_one_line(go, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda name, config: {}["api_key"]))
+    refused(r"^training\.report_to: wandb cannot start \('api_key'\)\. Set WANDB_MODE", go, reporter="wandb")
 
 
 def test_weights_and_biases_hears_the_same(go, tmp_path, monkeypatch):
