@@ -2,11 +2,13 @@
 
 import gzip
 import hashlib
+import os
 import re
 
 import datasets
 import pytest
 
+from tessera.data import sources
 from tessera.data.sources import BUNDLED, STORIES, story_files, text_files, text_source
 from tests.refusals import refused
 
@@ -100,13 +102,25 @@ def test_json_lines_are_not_read_as_text(tmp_path, name):
     assert texts(text_source(str(tmp_path / name), format="json_lines")) == ["one"]
 
 
-def test_identity_changes_with_the_file(tmp_path):
+def test_identity_changes_with_the_text_and_with_nothing_else_of_the_file(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("one")
     before = text_source(str(path)).identity
+    path.replace(tmp_path / "b.txt")
+    os.utime(tmp_path / "b.txt", (0, 0))
+    assert text_source(str(tmp_path / "b.txt")).identity == before
     path.write_text("other")
     assert text_source(str(path)).identity != before
     assert text_source(str(path), separator="x").identity != text_source(str(path)).identity
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    def failing(path):
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "a.txt").write_text("one")
+    monkeypatch.setattr(sources, "checksum", failing)
+    refused(r"a\.txt: cannot be read \(Permission denied\)\.", text_source, str(tmp_path / "a.txt"))
 
 
 def test_a_misspelt_file_is_not_asked_for_on_the_hub(tmp_path, monkeypatch):
