@@ -54,6 +54,7 @@ def test_another_recipes_run_is_never_overwritten(go, tmp_path):
     for options in ({}, {"resume": True}):
         message = "run of another recipe; training.learning_rate is 0.01 there and 0.5 here"
         refused(message, go, "training.learning_rate=0.5", **options)
+    refused("training.compile is False there and True here", go, "training.compile=true", resume=True)
     refused("holds a run of this recipe already", go)
     assert {path: path.read_bytes() for path in before} == before
     go("training.learning_rate=0.5", overwrite=True)
