@@ -1,8 +1,8 @@
-"""Kernels, tasks and models from other packages and files: entry points, and `--import` on the command line.
+"""Kernels, tasks, models and texts from other packages and files: entry points, and `--import` on the command line.
 
 A package announces them in its pyproject.toml:
 
-    [project.entry-points."tessera.kernels"]   # or tessera.tasks, tessera.models
+    [project.entry-points."tessera.kernels"]   # or tessera.tasks, tessera.models, tessera.sources
     epsilon = "my_package.kernels"             # a module whose import registers what it has
 """
 

@@ -101,7 +101,7 @@ def make_parser() -> argparse.ArgumentParser:
             allow_abbrev=False,  # --over must not overwrite
         )
         module.add_arguments(child)
-        meaning = "first import this Python file or module with kernels, tasks or models of your own"
+        meaning = "first import this Python file or module with kernels, tasks, models or texts of your own"
         child.add_argument("--import", dest="imports", action="append", default=[], metavar="FILE", help=meaning)
     return parser
 

@@ -1,4 +1,4 @@
-"""Where text comes from: the bundled stories and novels, local files, or a Hugging Face dataset.
+"""Where text comes from: the bundled stories and novels, local files, a Hugging Face dataset, or code of yours.
 
 A source yields documents, a document yields pieces of text, and nothing larger than a piece has to fit in memory.
 """
@@ -7,15 +7,17 @@ import glob
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from tessera.base import plugins
 from tessera.base.checkpoints import checksum
 from tessera.base.errors import TesseraError, did_you_mean, expect, expect_text, first_line
-from tessera.data.text_files import documents_of_file, documents_of_json_lines
+from tessera.base.registry import Registry
+from tessera.data.text_files import documents_of_file, documents_of_json_lines, safe_pieces
 
 STORIES = Path(__file__).parent / "stories"
 BUNDLED = {"stories": STORIES} | {name: Path(__file__).parent / name for name in ("novels", "test_books")}
@@ -35,8 +37,9 @@ log = logging.getLogger(__name__)
 class TextSource:
     """Documents in a fixed order.
 
-    `name` is what error messages call it; `documents()` starts a new pass; `identity` changes when the text does, so
-    that a store made from other text is never taken for this one's. `has_splits`: there is a validation split beside.
+    `name` is what error messages call it; `documents()` starts a new pass; `identity` (values of JSON) changes when the
+    text does, so that a store made from other text is never taken for this one's. `has_splits`: there is a validation
+    split beside.
     """
 
     name: str
@@ -48,6 +51,10 @@ class TextSource:
         """All text, document borders ignored."""
         for document in self.documents():
             yield from document
+
+
+#: Functions of a split that return its text, by the name that `data.source` of a recipe says.
+SOURCES: Registry[Callable[[str], TextSource]] = Registry("data source", "tessera.sources")
 
 
 def text_source(
@@ -64,8 +71,8 @@ def text_source(
     Args:
         spec: "stories", "novels" or "test_books" (bundled: nine books, the beginnings of two, and seventeen others); a
             file, a folder (the text files in it and below) or a glob; a list of those; or a Hugging Face dataset:
-            `owner/name`, or `hf://` and any name or path that `datasets.load_dataset` takes. Files may be packed by
-            gzip.
+            `owner/name`, or `hf://` and any name or path that `datasets.load_dataset` takes; or a name in `SOURCES`.
+            Files may be packed by gzip.
         split: "train", "validation", ...: the books of `stories`, or the dataset's split. Files have no splits.
         text_column, subset: of a Hugging Face dataset; `text_column` also of JSON lines.
         format: of your files: "text", or "json_lines" (each line a JSON text, or an object with `text_column`), which
@@ -74,6 +81,8 @@ def text_source(
     Raises `TesseraError` when the text does not exist or cannot be read.
     """
     expect(format in ("text", "json_lines"), "text_source", "format", "be text or json_lines", repr(format))
+    if isinstance(spec, str) and spec in SOURCES:
+        return _registered_source(spec, split)
     if spec == "stories":
         return replace(_file_source("stories", story_files(split), separator), has_splits=True)
     if isinstance(spec, str) and (spec.startswith(HUB_PREFIX) or (format == "text" and _is_hub_name(spec))):
@@ -106,6 +115,23 @@ def text_files(source: str | Sequence[str], endings: tuple[str, ...] = TEXT_ENDI
     if bundled is not None:
         return sorted([*bundled.glob("*.txt"), *bundled.glob("*.txt.gz")])
     return [file for name in ([source] if isinstance(source, str) else source) for file in _files(name, endings)]
+
+
+def _registered_source(name: str, split: str) -> TextSource:
+    where, source = f"data source {name!r}", SOURCES[name](split)
+    expect(name not in BUNDLED, where, "its name", f"be none of {', '.join(BUNDLED)}", name)
+    expect(isinstance(source, TextSource), where, "its function", "return a TextSource", type(source).__name__)
+
+    def documents() -> Iterator[Document]:
+        for document in source.documents():
+            yield safe_pieces(checked([document] if isinstance(document, str) else document))
+
+    def checked(pieces: Iterable[str]) -> Document:
+        for piece in pieces:
+            expect_text(piece, where)
+            yield piece
+
+    return replace(source, documents=documents, identity=(name, source.has_splits and split, source.identity))
 
 
 def _file_source(name: str, files: list[Path], separator: str | None, json_column: str | None = None) -> TextSource:
@@ -147,7 +173,8 @@ def _files(name: str, endings: tuple[str, ...]) -> list[Path]:
     if not files or not all(file.is_file() for file in files):
         raise TesseraError(
             f"data source {name!r}: no such text file. Allowed: stories, a text file, a folder with *{endings[0]} "
-            f"files, a glob, a list of those, or a Hugging Face dataset (owner/name or {HUB_PREFIX}name)."
+            f"files, a glob, a list of those, or a Hugging Face dataset (owner/name or {HUB_PREFIX}name). "
+            f"{plugins.ADVICE}"
         )
     return files
 

@@ -22,7 +22,7 @@ class DataSection:
     source: str | list[str] = option(
         "stories",
         "stories or novels (books that come with the library); a file, a folder or a pattern, or a list of them; a "
-        "Hugging Face dataset as owner/name or hf://NAME",
+        "Hugging Face dataset as owner/name or hf://NAME; a source of your own by its name (--import)",
     )
     validation: str | list[str] | None = option(
         None,

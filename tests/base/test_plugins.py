@@ -1,5 +1,6 @@
-"""Kernels, tasks and models from other packages and files."""
+"""Kernels, tasks, models and texts from other packages and files."""
 
+import json
 import os
 import sys
 
@@ -13,6 +14,7 @@ from tessera.base import plugins
 from tessera.base.errors import TesseraError
 from tessera.base.registry import Registry
 from tessera.cli.main import main
+from tessera.data.sources import SOURCES, TextSource, text_source
 from tessera.kernels import KERNELS, kernel_from_config
 from tessera.models.causality import expect_next_token
 from tests import new_process
@@ -140,6 +142,43 @@ def test_import_makes_a_kernel_known_to_recipes(tmp_path, monkeypatch, capsys):
     finally:
         KERNELS._entries.pop("mine", None)
         sys.modules.pop("kernel_of_a_test", None)
+
+
+SOURCE = """
+from tessera.data.sources import SOURCES, TextSource
+
+@SOURCES.register("lines_of_a_test")
+def lines(split):
+    def documents():
+        yield from ["one king"] * 40 if split == "train" else ["three wise\\nfools"] * 20
+        yield iter(["two", " queens"])
+
+    return TextSource("lines", documents, ("lines", 1), has_splits=True)
+"""
+
+
+def test_import_makes_a_text_known_to_recipes_and_to_eval(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "source_of_a_test.py").write_text(SOURCE)
+    imported = ["--import", "source_of_a_test.py"]
+    options = ["tiny", "data.source=lines_of_a_test", "training.steps=2", "data.context=16", "--output", "run"]
+    assert main(["train", *options]) == 2
+    assert capsys.readouterr().err.endswith(f"{plugins.ADVICE}\n")
+    try:
+        assert main(["train", *options, *imported]) == 0
+        inputs = json.loads((tmp_path / "run" / "inputs.json").read_text())
+        counts = [40 * 9 + 11, 20 * 17 + 11]  # bytes, and an end token each
+        assert [inputs[name]["tokens"] for name in ("training", "validation")] == counts
+        assert main(["eval", "run", "--data", "lines_of_a_test", "--split", "train", *imported]) == 0
+        for broken, message in (
+            (lambda split: None, "its function must return a TextSource; got NoneType"),
+            (lambda split: TextSource("", lambda: iter([[b"one"]]), ()), "the text must be text; got bytes"),
+        ):
+            monkeypatch.setitem(SOURCES._entries, "lines_of_a_test", broken)
+            refused(message, lambda: list(text_source("lines_of_a_test").pieces()))
+    finally:
+        SOURCES._entries.pop("lines_of_a_test", None)
+        sys.modules.pop("source_of_a_test", None)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ NOT_RUN = {
     "convert ": "reads a published checkpoint: tests/interop",
     "model.base=FOLDER": "wraps a model of yours: tests/cli/test_babilong_of_any_model.py",
     "plan mosaic-v2-large": "counts a model of ten billion parameters: tests/tools/test_plan.py has small ones",
-    "half|fading": "adds a kernel or a model to this process: tests/base/test_plugins.py",
+    "half|fading|sums": "adds a kernel, a model or a text to this process: tests/base/test_plugins.py",
 }
 # Trainings are cut short, and so is what asks many questions.
 TEXT = "training.steps=1 training.batch_size=2 training.micro_batch_size=null training.evaluate_sequences=2"
