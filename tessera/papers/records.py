@@ -76,13 +76,16 @@ def difference(ours: Sequence[Record], theirs: Sequence[Record], value: Callable
 def points_of(seeds: Sequence[Mapping[str, Sequence[float]]]) -> dict[float, Estimate]:
     """`over_seeds` at each length that some seed has, shortest first; `seeds` map lengths, as JSON has them, to scores.
 
+    Of several seeds the error is over seeds at every length: not a number where a single one was measured.
+
     >>> points_of([{"64": (0.5, 0.1), "8": (1.0, 0.0)}])
     {8: Estimate(mean=1.0, standard_error=0.0, count=1), 64: Estimate(mean=0.5, standard_error=0.1, count=1)}
     """
+    mean = over_seeds if len(seeds) == 1 else lambda scores: mean_of([score[0] for score in scores])
     lengths = {length for scores in seeds for length in scores}
     numbers = {float(length): length for length in lengths}
     return {
-        int(number) if number.is_integer() else number: over_seeds([s[length] for s in seeds if length in s])
+        int(number) if number.is_integer() else number: mean([s[length] for s in seeds if length in s])
         for number, length in sorted(numbers.items())
     }
 

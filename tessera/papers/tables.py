@@ -35,6 +35,12 @@ def markdown(headings: Iterable[object], rows: Iterable[Iterable[object]]) -> st
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
+def fewer(points: Mapping[float, Estimate], length: float) -> str:
+    """What a cell says of a length that not all seeds of its row have: means of different seeds stand side by side."""
+    count, most = points[length].count, max(point.count for point in points.values())
+    return f" ({count} of {most} seeds)" if count < most else ""
+
+
 def curves_table(
     headings: Sequence[object],
     curves: Sequence[Curve],
@@ -44,7 +50,11 @@ def curves_table(
     """A row for each curve: its label under the first of `headings`, its notes, and a `cell` for each length."""
     lengths = sorted({point for curve in curves for point in curve.points})
     rows = [
-        [curve.label, *curve.notes, *(cell(curve.points[n]) if n in curve.points else "" for n in lengths)]
+        [
+            curve.label,
+            *curve.notes,
+            *(cell(curve.points[n]) + fewer(curve.points, n) if n in curve.points else "" for n in lengths),
+        ]
         for curve in curves
     ]
     return markdown([*headings, *map(length.format, lengths)], rows)

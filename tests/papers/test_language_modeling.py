@@ -99,18 +99,34 @@ def test_differences_are_taken_seed_by_seed():
     assert difference(rows["mosaic gaussian", 1][:1], rows["transformer", 1][1:], loss) is None
 
 
+COMMON = {"0.001, seed 0": 4.0, "0.001, seed 1": 1.0, "0.003, seed 0": 3.0}
+
+
 @pytest.mark.parametrize(
-    "losses",
-    [{"0.001, seed 0": 4.0, "0.001, seed 1": 1.0, "0.003, seed 0": 3.0}, {"0.001, seed 0": 4.0, "0.003, seed 1": 3.0}],
-    ids=["the seeds that all have", "no seed has all, as `--only` can leave them"],
+    ("losses", "shown", "cells"),
+    [
+        (COMMON, 3.0, "4.000 | **3.000** |"),
+        ({"0.001, seed 0": 4.0, "0.003, seed 1": 3.0}, 4.0, "**4.000** | 3.000 (seed 1) |"),
+        (
+            COMMON | {"0.01, seed 1": 0.5},
+            3.0,
+            "4.000 | **3.000** | 0.500 (seed 1) |",
+        ),
+        (
+            {"0.001, seed 1": 1.0, "0.003, seed 0": 3.0, "0.003, seed 1": 2.0, "0.01, seed 0": 2.5},
+            2.5,
+            "1.000 (seed 1) | 3.000 | **2.500** |",
+        ),
+    ],
+    ids=["the seeds that all have", "no seed has two, as `--only` can leave them", "one rate has others", "a chain"],
 )
-def test_a_row_of_several_rates_shows_the_best_of_comparable_seeds(losses):
+def test_a_row_of_several_rates_shows_the_best_of_comparable_seeds(losses, shown, cells):
     runs = planned("long", models=("mosaic_v2",))
     keys = {f"mosaic_v2 gaussian/1 block/rate {name}": value for name, value in losses.items()}
     records = {key: record(runs[key], value) for key, value in keys.items()}
-    assert [loss(one) for one in by_row(records)["mosaic_v2 gaussian", 1]] == [3.0]
+    assert [loss(one) for one in by_row(records)["mosaic_v2 gaussian", 1]] == [shown]
     row = tables(records)["Learning rates"].splitlines()[2]
-    assert row == "| Mosaic v2, Gaussian | 1 | 2,440 | 4.000 | **3.000** |"
+    assert row == f"| Mosaic v2, Gaussian | 1 | 2,440 | {cells}"
 
 
 def test_compact_kernels_of_v2_are_compared_with_its_own_gaussian_kernel():
@@ -122,6 +138,12 @@ def test_compact_kernels_of_v2_are_compared_with_its_own_gaussian_kernel():
         "| Mosaic v2, Gaussian | 1 | 4.000 |  |",
         "| Mosaic v2, biweight | 1 | 3.750 | -0.250 |",
     ]
+    keys |= {name: f"mosaic_v2 gaussian/4 blocks/rate 0.01, seed {seed}" for seed, name in enumerate(("deep", "other"))}
+    keys["deep biweight"] = "mosaic_v2 biweight/4 blocks/rate 0.01, seed 0"
+    losses |= {"deep": 3.5, "other": 3.0, "deep biweight": 3.25}
+    made = tables({keys[name]: record(runs[keys[name]], value) for name, value in losses.items()})
+    row = "| Mosaic v2, Gaussian | 1 / 2 | 4.000 |  | 3.250 ± 0.250 |  |"
+    assert made["Validation loss by kernel"].splitlines()[2] == row
     recipes = [runs[keys[f"mosaic_v2 {kernel}"]].configuration.recipe for kernel in ("gaussian", "biweight")]
     assert recipes[1]["model"] == {**recipes[0]["model"], "kernel": "biweight"}
 

@@ -41,7 +41,7 @@ Rows = Mapping[Row, Sequence[Record]]
 def by_row(records: Mapping[str, Record]) -> dict[Row, list[Record]]:
     """The records but for searches by name and blocks, in the order of tables; each row by seed, at its best rate.
 
-    That is the one with the lowest mean loss over the seeds that were trained at every rate.
+    That is the one with the lowest mean loss (`loss_by_rate`).
     """
     rows = grouped(having(records, part=language.MAIN), lambda settings: (settings.name, settings.num_layers))
     at_best_rate: dict[Row, list[Record]] = {}
@@ -53,12 +53,19 @@ def by_row(records: Mapping[str, Record]) -> dict[Row, list[Record]]:
 
 
 def loss_by_rate(records: Sequence[Record]) -> dict[float, float]:
-    """Mean loss at each rate over the seeds that were trained at every rate; without any, over those of each rate."""
+    """Mean loss at each rate over the seeds that were trained at every rate.
+
+    Where there is no such seed, of the rates of the seed that has most: those of other seeds compare with none.
+    """
     losses: dict[float, dict[int, float]] = {}
     for record in sorted(records, key=lambda record: record.configuration.learning_rate):
         losses.setdefault(record.configuration.learning_rate, {})[record.configuration.seed] = loss(record)
-    common = set.intersection(*map(set, losses.values()))
-    return {rate: fmean(of_rate[seed] for seed in common or of_rate) for rate, of_rate in losses.items()}
+    rates_of = {
+        seed: {rate for rate in losses if seed in losses[rate]} for seed in sorted(set().union(*losses.values()))
+    }
+    compared = max(rates_of.values(), key=len)
+    seeds = [seed for seed, rates in rates_of.items() if rates >= compared]
+    return {rate: fmean(losses[rate][seed] for seed in seeds) for rate in losses if rate in compared}
 
 
 def loss(record: Record) -> float:
@@ -156,9 +163,9 @@ def _by_kernel(rows: Rows) -> str:
     for gaussian, others in ((MOSAIC, OTHER_KERNELS), (V2, V2_KERNELS)):
         for name in (gaussian, *others):
             at_depths = [(rows.get((name, depth), ()), rows.get((gaussian, depth), ())) for depth in depths]
-            count = max((len(seeds) for seeds, _ in at_depths), default=0)
-            if count and any((other, depth) in rows for other in others for depth in depths):
-                lines.append([NAMES[name], count])
+            counts = [len(seeds) for seeds, _ in at_depths]
+            if any(counts) and any((other, depth) in rows for other in others for depth in depths):
+                lines.append([NAMES[name], max(counts) if len({*counts} - {0}) == 1 else " / ".join(map(str, counts))])
                 for seeds, theirs in at_depths:
                     lines[-1] += [_loss_cell(seeds), "" if name == gaussian else _difference_cell(seeds, theirs)]
     columns = [heading for depth in depths for heading in (blocks(depth), "minus Gaussian")]
@@ -170,14 +177,17 @@ def _rates(records: Mapping[str, Record]) -> str:
     order = list(NAMES)
     tried = grouped(search, lambda s: (order.index(s.name), s.num_layers, s.recipe["training"]["steps"]))
     losses = {row: loss_by_rate(tried[row]) for row in sorted(tried)}
-    if search is records and all(len(of_row) == 1 for of_row in losses.values()):
+    if search is records and all(len({one.configuration.learning_rate for one in row}) == 1 for row in tried.values()):
         return ""
-    rates = sorted({rate for of_row in losses.values() for rate in of_row})
+    rates = sorted({record.configuration.learning_rate for record in search.values()})
     lines = []
     for (name, depth, steps), of_row in losses.items():
         marks = {rate: "**" * (loss == min(of_row.values())) for rate, loss in of_row.items()}
         cells = [f"{marks[rate]}{of_row[rate]:.3f}{marks[rate]}" if rate in of_row else "" for rate in rates]
-        lines.append([[*NAMES.values()][name], depth, f"{steps:,}", *cells])
+        for one in tried[name, depth, steps]:
+            if (rate := one.configuration.learning_rate) not in of_row:
+                cells[rates.index(rate)] += f" {one.outcome['loss']:.3f} (seed {one.configuration.seed})"
+        lines.append([[*NAMES.values()][name], depth, f"{steps:,}", *map(str.strip, cells)])
     return markdown(["model", "blocks", "steps", *(f"{rate:g}" for rate in rates)], lines)
 
 

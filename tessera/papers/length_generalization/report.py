@@ -14,7 +14,7 @@ from tessera.papers.curves import doubling, draw_curve, panels, styles
 from tessera.papers.experiment import LIBRARY, PAPER_KERNELS, Experiment, Record, Run, RunContext, RunSelection
 from tessera.papers.length_generalization.task import MultiQueryRecall, Reverse, Sort, SourceTargetTask
 from tessera.papers.records import grouped, over_seeds, points_of
-from tessera.papers.tables import markdown, with_error
+from tessera.papers.tables import fewer, markdown, with_error
 from tessera.papers.task_stage import TaskStage, held_out_scores, small_model, train_on_tasks
 from tessera.tasks.task import TASKS
 from tessera.training.fit import FitOptions
@@ -271,6 +271,8 @@ def _row(task: str, name: str, exact: ExactMatch, factors: list[float]) -> list[
         cells.append(with_error(point))
         if point is not None and point.count > 1:
             cells[-1] += f" ({max(of_seed[f'{factor:g}'][0] for of_seed in exact if f'{factor:g}' in of_seed):.2f})"
+        if point is not None:
+            cells[-1] += fewer(points, factor)
         if factor in means:
             cells[-1] += f" *{means[factor]:.2f} ({best[factor]:.2f})*"
     ours = half({factor: point.mean for factor, point in points.items()})
