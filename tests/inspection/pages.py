@@ -4,9 +4,11 @@ import base64
 import gzip
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import torch
 
 import tessera
@@ -48,9 +50,20 @@ def memory_trace(make: str = "wrap") -> Trace:
 
 def data_of(page: str) -> list[dict]:
     """The JSON that a page holds, one value per trace."""
+    return json.loads(_parts_of(page)[0])
+
+
+def arrays_of(page: str) -> Callable[[list], np.ndarray]:
+    """What a page holds under a reference to floats."""
+    packed = _parts_of(page)[1]
+    return lambda told: np.frombuffer(packed, np.uint8, 4 * told[2], told[1]).reshape(4, -1).T.copy().view("<f4")[:, 0]
+
+
+def _parts_of(page: str) -> tuple[bytes, bytes]:
     digits = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1].translate(str.maketrans(",./", "&<>"))
     packed = gzip.decompress(base64.b85decode(digits))
-    return json.loads(packed[4 : 4 + int.from_bytes(packed[:4], "little")])
+    end = 4 + int.from_bytes(packed[:4], "little")
+    return packed[4:end], packed[end:]
 
 
 def long_trace(steps: int, pairs: int, num_memories: int = 1) -> Trace:

@@ -6,10 +6,14 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import torch
+
 import tessera.inspection.page as page_module
 from tessera.inspection.page import page_of, write_page
+from tessera.inspection.trace import SegmentTrace
 from tests.covering import some
-from tests.inspection.pages import armt_trace, data_of, long_trace, mosaic_trace
+from tests.inspection.pages import armt_trace, arrays_of, data_of, long_trace, mosaic_trace
 from tests.refusals import refused
 
 HOSTILE = "</script><img src=x onerror=alert(1)>{{DATA}}&lt;<!--\x00\u202e\ud800"
@@ -56,6 +60,39 @@ def test_long_texts_and_many_pairs_take_at_most_8_megabytes(steps, pairs, num_me
     size = len(page_of([long_trace(steps, pairs, num_memories)], ["long"])) / 1e6
     print(f"{steps:,} tokens, {num_memories} memories with {pairs:,} recalled pairs each: {size:.1f} MB")
     assert size <= 8
+
+
+def segments_of(count, size, layers):
+    """Random numbers; no segment gates the first layer."""
+    written, erased, read, norm, gamma = torch.rand(5, count, layers)
+    gamma[:, 0] = torch.nan
+    return SegmentTrace(
+        written, erased, read, norm, gamma, size * torch.arange(count), torch.rand(count * size, layers)
+    )
+
+
+def test_thousands_of_segments_are_a_strip_of_a_few_hundred_columns():
+    segments = segments_of(15_625, 4, 12)
+    page = page_of([replace(long_trace(15_625 * 4, 4000), segments=segments)], ["long"])
+    assert len(page) / 1e6 <= 2
+    told, values = data_of(page)[0]["segments"], arrays_of(page)
+    assert (told["count"], told["merged"], told["layers"]) == (15_625, 40, 12)
+    norm = values(told["norm"]).reshape(-1, 12)
+    assert len(norm) == 391
+    torch.testing.assert_close(
+        torch.from_numpy(norm[[0, -1]]), torch.stack([segments.norm[:40].mean(0), segments.norm[-25:].mean(0)])
+    )
+    assert np.isnan(values(told["gamma"]).reshape(-1, 12)).all(0).tolist() == [True] + 11 * [False]
+    assert told["reads"][::2] == ["w2", 15_625 * 4 * 12]
+    assert told["largestRead"] == float(segments.reads.max())
+
+
+def test_each_of_few_segments_is_a_column():
+    trace = armt_trace()
+    page = page_of([trace], ["armt"])
+    told = data_of(page)[0]["segments"]
+    assert told["merged"] == 1
+    assert arrays_of(page)(told["written"]).tolist() == trace.segments.written.flatten().tolist()
 
 
 def test_files(tmp_path):

@@ -24,6 +24,7 @@ HEAD = "<title>Inspection: "
 MANY_TOKENS = 20_000  # of longer texts, losses and their changes are kept in thousandths of a nat, as they are shown
 OCTAVE = 64  # weights and probabilities are kept in steps of 1/64 octave: within 0.6 % of themselves
 SAFE = str.maketrans("&<>", ",./")  # of the digits of base 85, those that mean something in HTML
+COLUMNS = 400  # of the strip of segments: neighbours are merged, where a browser would draw a million cells
 NONE = 65535  # in place of a weight: 0
 MISSING = 2**30  # in place of thousandths: no number
 
@@ -172,12 +173,19 @@ def _trace(trace: Trace, title: str, arrays: _Arrays) -> dict[str, object]:
 
 
 def _segments(segments: SegmentTrace, arrays: _Arrays) -> dict[str, object]:
-    names = ("written", "erased", "read", "norm", "gamma", "reads")
+    """Means of as many neighbours as leave `COLUMNS`; what each token read is told beside the largest."""
+    count, layers = segments.written.shape
+    merged, names = max(1, -(-count // COLUMNS)), ("written", "erased", "read", "norm", "gamma")
+    columns = {name: [part.nanmean(0) for part in getattr(segments, name).split(merged)] for name in names}
+    largest = 0.0 if segments.reads is None else float(segments.reads.max())
     return {
-        "count": segments.written.shape[0],
-        "layers": segments.written.shape[1],
+        "count": count,
+        "merged": merged,
+        "layers": layers,
         "starts": arrays.steps(segments.starts),
-        **{name: arrays.floats(getattr(segments, name)) for name in names},
+        "largestRead": largest,
+        "reads": None if segments.reads is None else arrays.weights(segments.reads / (largest or 1)),
+        **{name: arrays.floats(torch.stack(column)) for name, column in columns.items()},
     }
 
 

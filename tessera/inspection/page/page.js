@@ -282,8 +282,8 @@ function segmentAround(trace, token) {
 
 // How long what the tokens begin .. end - 1 read from the matrix of a layer is.
 function readsOf(trace, layer, begin, end) {
-  const reads = array(trace.segments.reads), layers = trace.segments.layers;
-  return Array.from({ length: end - begin }, (_, index) => reads[(begin + index) * layers + layer]);
+  const { layers, largestRead } = trace.segments, reads = array(trace.segments.reads);
+  return Array.from({ length: end - begin }, (_, index) => largestRead * reads[(begin + index) * layers + layer]);
 }
 
 // ---------------------------------------------------------------- choosing
@@ -540,21 +540,28 @@ function openSegment(trace, segment) {
   openIn("read", { trace: data.traces.indexOf(trace), token: array(trace.segments.starts)[segment] });
 }
 
+// The segments of a column: its first one, and their name.
+function columnOf({ merged, count }, column) {
+  const first = column * merged, last = Math.min(count, first + merged) - 1;
+  return [first, first === last ? `segment ${first}` : `segments ${first} to ${last}`];
+}
+
 function strip(trace) {
-  const segments = trace.segments, count = segments.count, layers = segments.layers;
+  const segments = trace.segments, layers = segments.layers, count = Math.ceil(segments.count / segments.merged);
   const rows = [["written", "written"], ["erased", "erased"], ["read", "read"], ["norm", "size of the matrix"], ["gamma", "gamma"]];
   const cell = Math.max(4, Math.min(40, 820 / count)), svg = picture(150 + Math.max(120, cell * count) + 10, 34 + rows.length * (layers * 12 + 24), "Segments");
-  svg.append(drawn("text", { x: 150, y: 12 }, count > 1 ? `segments 0 to ${count - 1}` : "segment 0"));
+  svg.append(drawn("text", { x: 150, y: 12 }, columnOf({ ...segments, merged: segments.count }, 0)[1]));
   rows.forEach(([name, title], index) => {
     const values = array(segments[name]), top = 22 + index * (layers * 12 + 24), largest = largestOf(values, 1e-12);
     svg.append(drawn("text", { x: 0, y: top + 10, "font-weight": 600 }, title), drawn("text", { x: 0, y: top + 24 }, `largest ${largest.toPrecision(3)}`));
     for (let layer = 0; layer < layers; layer++) svg.append(drawn("text", { x: 144, y: top + 10 + layer * 12, "text-anchor": "end" }, String(layer)));
-    for (let segment = 0; segment < count; segment++) {
+    for (let column = 0; column < count; column++) {
+      const [segment, name] = columnOf(segments, column);
       for (let layer = 0; layer < layers; layer++) {
-        const value = values[segment * layers + layer], box = drawn("rect", { x: 150 + segment * cell, y: top + layer * 12, width: cell - 0.5, height: 11,
+        const value = values[column * layers + layer], box = drawn("rect", { x: 150 + column * cell, y: top + layer * 12, width: cell - 0.5, height: 11,
           class: "cell", fill: HELPS, "fill-opacity": Number.isFinite(value) ? (0.04 + 0.96 * value / largest).toFixed(3) : 0, stroke: "#9a9a9a", "stroke-width": 0.3 });
         box.addEventListener("click", () => openSegment(trace, segment));
-        box.append(drawn("title", {}, `segment ${segment}, layer ${layer}: ${title} ${Number.isFinite(value) ? value.toPrecision(4) : "nothing"}`));
+        box.append(drawn("title", {}, `${name}, layer ${layer}: ${title} ${Number.isFinite(value) ? value.toPrecision(4) : "nothing"}`));
         svg.append(box);
       }
     }
@@ -666,9 +673,13 @@ function viewSegments() {
   drawPage(data.traces.filter((one) => one.segments), (trace) => {
     const svg = strip(trace), list = element("select", { "aria-label": "open a segment", onchange: (event) => openSegment(trace, Number(event.target.value)) });
     list.append(element("option", { value: "", selected: true, disabled: true }, "open a segment \u2026"));
-    for (let segment = 0; segment < trace.segments.count; segment++) list.append(element("option", { value: segment }, `segment ${segment}, token ${array(trace.segments.starts)[segment]}`));
+    const { merged, count } = trace.segments;
+    for (let column = 0; column * merged < count; column++) {
+      const [segment, name] = columnOf(trace.segments, column);
+      list.append(element("option", { value: segment }, `${name}, token ${array(trace.segments.starts)[segment]}`));
+    }
     return [element("p", { class: "faint" },
-      "One column per segment, one row per layer: how much the memory tokens wrote, how much that erased, how much the segment read, the size of the matrix, and gamma. A click on a segment opens it in the text."), svg,
+      `One column per ${merged > 1 ? `${merged} segments, of which it shows the mean` : "segment"}, one row per layer: how much the memory tokens wrote, how much that erased, how much the segment read, the size of the matrix, and gamma. A click on a column opens its first segment in the text.`), svg,
       element("div", { class: "row" }, saveButton(svg, "segments"), list)];
   });
 }
