@@ -120,8 +120,8 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
                 module._is_hf_initialized = True
         self.base = base
         config._attn_implementation = base.config._attn_implementation  # who loads a second copy asks for this one
-        # PEFT asks whether what it puts on the embeddings acts on the head, too.
-        config.tie_word_embeddings = base.config.get_text_config().tie_word_embeddings
+        # PEFT asks whether what it puts on the embeddings acts on the head, too. Inkling's configuration does not say.
+        config.tie_word_embeddings = getattr(base.config.get_text_config(), "tie_word_embeddings", False)
         if config.own_memory_positions:
             widen_positions(base, front, back)
         wrap_layers(layers)

@@ -22,8 +22,8 @@ from tests.models.armt.bases import BASES, FAMILIES, GPT2, READERS, ROTARY, conf
 from tests.models.contract import CASES, OF_EACH_CLASS
 from tests.refusals import refused
 
-EXPERTS = ("mixtral", "olmoe", "qwen3_moe")  # whose products of groups have no float64
-# Narrow embeddings, experts, positions that are counted in ways of their own.
+EXPERTS = ("mixtral", "olmoe", "qwen3_moe", "inkling_text")  # whose products of groups have no float64
+# Narrow embeddings, experts, positions that are counted in ways of their own, a configuration without tied embeddings.
 OFTEN = (*EXPERTS, "opt", "electra", "roberta", "biogpt", "gpt_neo", "bloom")
 
 
