@@ -42,9 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     needed = {"info": "a memory", "merge": "two memories", "forget": "a memory and a document"}[action]
     named = " ".join(names) or "nothing"
     expect(len(names) >= 1 + (action != "info"), "memories", action, f"be followed by {needed}", named)
-    if action == "info":
-        return of_each(names, lambda name: _print_info(Path(name), True))[1]
-    return _change(arguments)
+    return of_each(names, lambda name: _print_info(Path(name), True))[1] if action == "info" else _change(arguments)
 
 
 def _change(arguments: argparse.Namespace) -> int:

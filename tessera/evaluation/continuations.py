@@ -65,15 +65,12 @@ def prefix_tree(sequences: Sequence[Sequence[int]], worth: int) -> SharedPrefix:
             node = branch
         cuts = [index + 1 for index in range(first, last - 1) if common[index] == shared]
         pending += [(node, begin, end) for begin, end in zip([first, *cuts], [*cuts, last])]
-    if not root.rows and len(root.branches) == 1:
-        return root.branches[0]
-    return root
+    return root.branches[0] if not root.rows and len(root.branches) == 1 else root
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:
     """How many tokens two sequences share at their beginning."""
-    shared = itertools.takewhile(lambda tokens: tokens[0] == tokens[1], zip(first, second))
-    return sum(1 for _ in shared)
+    return sum(1 for _ in itertools.takewhile(lambda tokens: tokens[0] == tokens[1], zip(first, second)))
 
 
 class Request(NamedTuple):
@@ -99,11 +96,7 @@ class _Row:
 
 
 def continuation_likelihoods(
-    model: PreTrainedModel,
-    requests: Sequence[Request],
-    *,
-    batch_size: int = 8,
-    progress: bool = False,
+    model: PreTrainedModel, requests: Sequence[Request], *, batch_size: int = 8, progress: bool = False
 ) -> list[Likelihood]:
     """For each request `sum_t log p(continuation_t | context, continuation_1..t-1)`, in float32, in order of requests.
 

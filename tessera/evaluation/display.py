@@ -214,8 +214,7 @@ def print_task_reports(reports: Sequence[Report]) -> None:
         print(f"{name}: {report['task']}, {report['examples']} examples per length (mean, standard error)")
         columns = tuple(next(iter(report["scores"].values())))
         rows = [tuple(map(_estimate, scores.values())) for scores in report["scores"].values()]
-        lengths = [f"{report['length_setting']} {length}" for length in report["scores"]]
-        print_table(columns, lengths, rows)
+        print_table(columns, [f"{report['length_setting']} {length}" for length in report["scores"]], rows)
 
 
 def print_harness_reports(reports: Sequence[Report]) -> None:
@@ -243,8 +242,7 @@ def _number(value: Any) -> str:
 
 def print_json(reports: Sequence[Report]) -> None:
     """All of it; null for what JSON does not know: NaN and infinity, such as the standard error of one example."""
-    content = to_json(reports[0] if len(reports) == 1 else list(reports))
-    print(json.dumps(content, indent=1, allow_nan=False))
+    print(json.dumps(to_json(reports[0] if len(reports) == 1 else list(reports)), indent=1, allow_nan=False))
 
 
 def _print_text(report: Report) -> None:

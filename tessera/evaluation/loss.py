@@ -165,8 +165,7 @@ def loss_by_position(
     count = len(windows)
     batch_size = min(batch_size, count)
     rounds = -(-count // (world_size * batch_size))
-    length = windows[0]["input_ids"].numel()
-    total = torch.zeros(length - 1, dtype=torch.float64, device=device)
+    total = torch.zeros(windows[0]["input_ids"].numel() - 1, dtype=torch.float64, device=device)
     seen = torch.zeros_like(total)
     with evaluating(model):
         for turn in range(rounds):

@@ -85,9 +85,7 @@ def _site(name: str, module: nn.Module) -> Site | None:
     # GPT-NeoX and BERT keep attention inside attention: the outer module counts.
     if ATTENTION.search(name) and not ATTENTION.search(name.rpartition(".")[0]):
         return Site(name, index, "attention", module)
-    if NETWORK.search(name):
-        return Site(name, index, "network", module, recalls=False)
-    return None
+    return Site(name, index, "network", module, recalls=False) if NETWORK.search(name) else None
 
 
 @dataclass(frozen=True)
@@ -280,13 +278,7 @@ class _Recorder:
         return [position for position in self.positions if part.start <= position < part.end]
 
     def _receive(
-        self,
-        site: Site,
-        position: int,
-        weights: Tensor,
-        offset: int | None,
-        seen: int,
-        bandwidth: Tensor | None = None,
+        self, site: Site, position: int, weights: Tensor, offset: int | None, seen: int, bandwidth: Tensor | None = None
     ) -> None:
         """Hand on the weights (H, 1, N) of a query; `offset`: see `Part.pairs`, None where pairs are slots."""
         if offset is None:

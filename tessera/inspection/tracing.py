@@ -89,8 +89,7 @@ def trace(
     streams = _Streams(reading, sites, positions)
     with streams.watching(), segments.watching() if segments else nullcontext():
         after = (segments.after_segment,) if segments else ()
-        take = partial(_take, recalls, reading, share, most_pairs)
-        losses = observe_recalls(reading, positions, take, *after)
+        losses = observe_recalls(reading, positions, partial(_take, recalls, reading, share, most_pairs), *after)
     removing = _Removing(reading, losses, removals, [int(pair) for pair in removed_pairs])
     lens = Lens(reading.base)
     before_tokens, before_scores = lens.likeliest(streams.rows[streams.layers[sites[0].layer]], predictions)

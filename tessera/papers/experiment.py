@@ -190,8 +190,7 @@ LIBRARY = {
         "Loss by position on text of another kind", f"{_MOSAICS}, section 7 and figure 8; {_KERNELS}, figure 5"
     ),
     "regbench": About(
-        "RegBench: in-context learning of regular languages",
-        f"{_KERNELS}, table 1; {_MOSAICS}, section 7 and table 3",
+        "RegBench: in-context learning of regular languages", f"{_KERNELS}, table 1; {_MOSAICS}, section 7 and table 3"
     ),
     "three_moons": About("Three moons", f"{_MOSAICS}, section 5 and appendix A, figures 4, 5 and 10"),
 }

@@ -59,8 +59,7 @@ def _losses(stories: dict[str, Any]) -> str:
     rows = []
     for name, key in names.items():
         on, off = (torch.tensor([row[state][key] for row in stories["v2"]["seeds"]]) for state in ("on", "off"))
-        cells = [with_error(estimate(part), ".3f") for part in (on, off, off - on)]
-        rows.append([name, *cells])
+        rows.append([name, *(with_error(estimate(part), ".3f") for part in (on, off, off - on))])
     return markdown(["task", "with, nats per token", "without", "difference"], rows)
 
 

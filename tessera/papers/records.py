@@ -82,8 +82,7 @@ def points_of(seeds: Sequence[Mapping[str, Sequence[float]]]) -> dict[float, Est
     {8: Estimate(mean=1.0, standard_error=0.0, count=1), 64: Estimate(mean=0.5, standard_error=0.1, count=1)}
     """
     mean = over_seeds if len(seeds) == 1 else lambda scores: mean_of([score[0] for score in scores])
-    lengths = {length for scores in seeds for length in scores}
-    numbers = {float(length): length for length in lengths}
+    numbers = {float(length): length for scores in seeds for length in scores}
     return {
         int(number) if number.is_integer() else number: mean([s[length] for s in seeds if length in s])
         for number, length in sorted(numbers.items())

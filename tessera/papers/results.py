@@ -80,8 +80,7 @@ class ResultsFile:
         with folder_held(self.path.parent):
             records = {**self.read(), key: record}
             stored = {"header": self.header(), "runs": {name: to_json(records[name]) for name in sorted(records)}}
-            text = json.dumps(stored, indent=1, allow_nan=False) + "\n"
-            write_text_atomically(self.path, text)
+            write_text_atomically(self.path, json.dumps(stored, indent=1, allow_nan=False) + "\n")
 
 
 def write_report(results: ResultsFile) -> Path:

@@ -132,18 +132,12 @@ class Job:
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
         outcome = EXPERIMENTS[self.experiment].execute(run, RunContext(folder, report, device))
-        seconds = before + time.perf_counter() - began
-        made_with = provenance(seed=run.configuration.seed, wall_seconds=seconds)
+        made_with = provenance(seed=run.configuration.seed, wall_seconds=before + time.perf_counter() - began)
         return Record(run.configuration, to_json(outcome), made_with)
 
 
 def do_side_by_side(
-    job: Job,
-    pending: Sequence[Run],
-    workers: int,
-    threads: int,
-    finish: Callable[[Run, Record], None],
-    show: Show,
+    job: Job, pending: Sequence[Run], workers: int, threads: int, finish: Callable[[Run, Record], None], show: Show
 ) -> None:
     """Do all `pending` runs, `workers` at a time with `threads` each.
 

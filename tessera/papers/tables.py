@@ -42,10 +42,7 @@ def fewer(points: Mapping[float, Estimate], length: float) -> str:
 
 
 def curves_table(
-    headings: Sequence[object],
-    curves: Sequence[Curve],
-    cell: Callable[[Estimate], str] = percent,
-    length: str = "{:,}",
+    headings: Sequence[object], curves: Sequence[Curve], cell: Callable[[Estimate], str] = percent, length: str = "{:,}"
 ) -> str:
     """A row for each curve: its label under the first of `headings`, its notes, and a `cell` for each length."""
     lengths = sorted({point for curve in curves for point in curve.points})

@@ -41,8 +41,8 @@ def apply_overrides(mapping: dict[str, Any], overrides: Sequence[str], problems:
 
     Of a section that gets another `type` or `name` nothing else stays, as in `_merged`: the keys are its own.
     """
-    keys = []
-    for override in sorted(overrides, key=_breadth):
+    keys, names = [], {override: override.partition("=")[0] for override in overrides}
+    for override in sorted(overrides, key=lambda one: (names[one].count("."), not names[one].endswith(KINDS))):
         key, equals, text = override.partition("=")
         *parents, last = key.split(".")
         section: Any = mapping
@@ -63,12 +63,6 @@ def apply_overrides(mapping: dict[str, Any], overrides: Sequence[str], problems:
         section[last] = value
         keys.append(key)
     return keys
-
-
-def _breadth(override: str) -> tuple[int, bool]:
-    """Sorts overrides: sections before what is in them, and there first what they are."""
-    *parents, last = override.partition("=")[0].split(".")
-    return len(parents), last not in KINDS
 
 
 def _with_base(file: Path, mapping: dict[str, Any], above: tuple[Path, ...]) -> dict[str, Any]:

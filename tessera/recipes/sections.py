@@ -57,8 +57,7 @@ class DataSection:
     @property
     def text_options(self) -> dict[str, Any]:
         """The settings that `tessera.data.sources.text_source` takes."""
-        names = ("text_column", "subset", "separator", "format")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ("text_column", "subset", "separator", "format")}
 
     def problems(self) -> Problems:
         """(field, what is wrong) for every rule this section breaks."""

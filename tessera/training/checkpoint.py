@@ -156,8 +156,7 @@ class Checkpoints:
         torch.set_rng_state(random["cpu"])
         if "cuda" in random and device.type == "cuda":
             torch.cuda.set_rng_state(random["cuda"], device)
-        recent = list(torch.tensor(self._read["recent"], device=device))
-        return TrainingProgress.read(stored, recent), best
+        return TrainingProgress.read(stored, list(torch.tensor(self._read["recent"], device=device))), best
 
     def save(self, optimizer: Optimizer, progress: TrainingProgress, best: dict[str, Tensor] | None) -> None:
         """Write a checkpoint: the first process, or where the model is sharded, all of them in the background.

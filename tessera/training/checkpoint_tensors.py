@@ -143,8 +143,7 @@ def read_tensors(checkpoint: Path, tensors: dict[str, Tensor], alone: bool = Fal
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process reads alone
             load(tensors, storage_reader=reader, no_dist=alone or not dist.is_initialized())
     except CheckpointException as error:
-        cause = next(iter(error.failures.values()))[0]
-        reason = " ".join(str(cause).split())[:200]
+        reason = " ".join(str(next(iter(error.failures.values()))[0]).split())[:200]
         raise TesseraError(f"{checkpoint}: its tensors must be those of this model; got: {reason}.") from error
 
 

@@ -90,8 +90,7 @@ def init_processes() -> Iterator[Processes]:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo")
     try:
-        waiting = dist.new_group(backend="gloo", timeout=LONGEST_WAIT)
-        yield Processes(dist.get_rank(), dist.get_world_size(), waiting)
+        yield Processes(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=LONGEST_WAIT))
     finally:
         dist.destroy_process_group()
 

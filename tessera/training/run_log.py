@@ -5,7 +5,6 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -236,7 +235,7 @@ class RunLog(TrainingLog):
         """End the line of the bar, and the trackers: all of them, where one fails too."""
         if self._bar is not None:
             self._bar.close()
-        for tracker in tuple(self.trackers):
+        for tracker in self.trackers:
             self._tell(tracker, tracker.close)
 
     def say(self, line: str) -> None:
@@ -262,7 +261,7 @@ class RunLog(TrainingLog):
         self.metrics.append({"step": self._step} | stage | record)
         known = {name.removeprefix("validation_"): value for name, value in record.items() if value is not None}
         values = {f"{kind}/{name}": value for name, value in known.items()}
-        for tracker in tuple(self.trackers):
+        for tracker in self.trackers:
             self._tell(tracker, tracker.log, values, self._step)
 
     def _tell(self, tracker: Tracker, call: Callable[..., object], *arguments: Any) -> None:
@@ -270,14 +269,11 @@ class RunLog(TrainingLog):
         try:
             call(*arguments)
         except Exception as error:
-            self.trackers.remove(tracker)
-            logger.warning(
-                f"training.report_to: {tracker.name} failed ({first_line(error)}) and hears no more. "
-                f"{self.metrics.path} has every line."
-            )
+            self.trackers = [other for other in self.trackers if other is not tracker]
+            heard = f"{tracker.name} failed ({first_line(error)}) and hears no more"
+            logger.warning(f"training.report_to: {heard}. {self.metrics.path} has every line.")
             if call is not tracker.close:
-                with suppress(Exception):
-                    tracker.close()
+                self._tell(tracker, tracker.close)
 
     def _note(self, **notes: str) -> None:
         """Show these texts beside the bar from now on, in the order in which they were first given."""

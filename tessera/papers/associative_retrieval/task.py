@@ -87,8 +87,7 @@ class AssociativeRetrieval(Task):
 
     def scores(self, predictions: Tensor, examples: TokenExamples) -> dict[str, Tensor]:
         """`exact_match` (B,): whether the largest logit before the answer is the answer's."""
-        right = predictions[:, -2].argmax(-1).cpu() == examples.tokens[:, -1].cpu()
-        return {"exact_match": right.double()}
+        return {"exact_match": (predictions[:, -2].argmax(-1).cpu() == examples.tokens[:, -1].cpu()).double()}
 
     def _keys(self, count: int, generator: torch.Generator) -> Tensor:
         if self.rule == "rewrite":

@@ -107,8 +107,7 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
     parts["Segments of noise that are written, per cent"] = markdown(["run", *headings], noise)
     parts["Facts that are written, per cent"] = markdown(["run", *PARTS.values()], facts)
     parts["Trainings"] = stages_table(
-        records,
-        {"stages: segments: steps": "{length}: {steps_done} of {steps}", "best score of each": "{best:.3f}"},
+        records, {"stages: segments: steps": "{length}: {steps_done} of {steps}", "best score of each": "{best:.3f}"}
     )
     return parts | {"Settings": settings_of(records.values(), SETTINGS)}
 
@@ -150,8 +149,7 @@ def _curves(records: Mapping[str, Record], kind: str) -> dict[str, Curve]:
     curves = {}
     for model, seeds in by_model(having(records, kind=kind), MODELS).items():
         points = points_of([record.outcome["exact_match"] for record in seeds])
-        segment = seeds[0].configuration.context
-        exact_match = {n * segment: estimate for n, estimate in points.items()}
+        exact_match = {n * seeds[0].configuration.context: estimate for n, estimate in points.items()}
         curves[model] = Curve(MODELS[model].label, exact_match, notes=(len(seeds),))
     return curves
 

@@ -102,9 +102,7 @@ def _where_is(world: World, name: str) -> str | None:
 
 def _where_before(world: World, thing: str, place: str) -> str | None:
     places = world.object_places.get(thing, [])
-    if place not in places[1:]:
-        return None
-    return places[len(places) - 2 - places[::-1].index(place)]
+    return places[len(places) - 2 - places[::-1].index(place)] if place in places[1:] else None
 
 
 def _beside(world: World, place: str, side: str = "", opposite: str = "") -> str | None:
@@ -166,9 +164,7 @@ class Story:
 
 def labels(kind: str) -> tuple[str, ...]:
     """The answers that questions of a task can have."""
-    if kind == "qa5":
-        return tuple(sorted(name.lower() for name in (*GIVERS, *THINGS)))
-    return PLACES
+    return tuple(sorted(name.lower() for name in (*GIVERS, *THINGS))) if kind == "qa5" else PLACES
 
 
 def generate(kind: str, random: Random, most_facts: int | None = None, fewest_facts: int | None = None) -> Story:
@@ -258,8 +254,7 @@ def read_stories(path: Path) -> list[Story]:
             facts = []
         question, tab, rest = text.partition("\t")
         if tab:
-            story_question = Question(question.strip(), rest.split("\t")[0].strip().lower())
-            stories.append(Story(tuple(facts), (story_question,)))
+            stories.append(Story(tuple(facts), (Question(question.strip(), rest.split("\t")[0].strip().lower()),)))
         else:
             facts.append(text.strip())
     if not stories:

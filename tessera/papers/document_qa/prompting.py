@@ -150,8 +150,7 @@ def expect_room(
         expect_positions(config, length, "document_qa", "length")
     for question in _chosen(file, questions, seed):
         shortest = write_prompt(file, question, len(question.golden), Random(f"{seed} {question.question}"))
-        tokens = len(prompt_tokens(tokenizer, shortest)) + answer_tokens
-        _expect_fits(tokens, min(lengths), question)
+        _expect_fits(len(prompt_tokens(tokenizer, shortest)) + answer_tokens, min(lengths), question)
 
 
 def _chosen(file: QuestionFile, questions: int, seed: int) -> list[DocumentQuestion]:

@@ -150,8 +150,7 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
             kind, _, title, published = MODELS[name]
             line = "-" if published == "can" else "--"
             draw_learning(axis, list(map(accuracies, seeds)), title, color=COLORS[kind], ls=line)
-        chance = 1 / seeds[0].configuration.task.vocab_size
-        axis.axhline(chance, color="gray", lw=0.8, ls=":", label="guess")
+        axis.axhline(1 / seeds[0].configuration.task.vocab_size, color="gray", lw=0.8, ls=":", label="guess")
         axis.set(xlabel="step of training", ylabel="right successors", ylim=(0, 1.02))
         axis.set_title("Successor of a trigger, from its second occurrence on\nthick: mean over seeds, thin: each seed")
 

@@ -174,8 +174,7 @@ def _by_kernel(rows: Rows) -> str:
 
 def _rates(records: Mapping[str, Record]) -> str:
     search = having(records, part=language.SEARCH) or records
-    order = list(NAMES)
-    tried = grouped(search, lambda s: (order.index(s.name), s.num_layers, s.recipe["training"]["steps"]))
+    tried = grouped(search, lambda s: (list(NAMES).index(s.name), s.num_layers, s.recipe["training"]["steps"]))
     losses = {row: loss_by_rate(tried[row]) for row in sorted(tried)}
     if search is records and all(len({one.configuration.learning_rate for one in row}) == 1 for row in tried.values()):
         return ""

@@ -183,8 +183,7 @@ def plan(selection: RunSelection) -> list[Run]:
     models = selection.models or (MODELS if selection.kernels is None else ("mosaic",))
     kernels = selection.kernels or (("triweight",) if selection.budget == "smoke" else tuple(KERNELS))
     names = [*(kernels if "mosaic" in models else ()), *(["transformer"] if "transformer" in models else ())]
-    seeds = range(selection.seeds or 1)
-    points = product(seeds, SETTINGS[selection.budget], names)
+    points = product(range(selection.seeds or 1), SETTINGS[selection.budget], names)
     return [s.run(name, seed) for seed, s, name in points if s.task == "mqmtar" or name != "learned_alpha"]
 
 

@@ -127,8 +127,7 @@ def evaluate(model: PreTrainedModel, settings: ManyShotSettings, context: RunCon
 
 
 def _requests(task: ManyShot, episode: Episode, query: Example) -> list[Request]:
-    prompt = task.prompt(episode, query)
-    return [Request(prompt, [task.label(label)]) for label in episode.labels]
+    return [Request(task.prompt(episode, query), [task.label(label)]) for label in episode.labels]
 
 
 def strategies(records: Mapping[str, Record], score: str) -> list[Curve]:

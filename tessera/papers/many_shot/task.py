@@ -303,8 +303,7 @@ class ManyShot(Task):
         return self.num_classes if self.fewest_classes is None else self.fewest_classes
 
     def _query_places(self, examples: TokenExamples) -> Tensor:
-        length = examples.labels.shape[1]
-        return length - 1 - (examples.labels != IGNORED).flip(1).int().argmax(1)
+        return examples.labels.shape[1] - 1 - (examples.labels != IGNORED).flip(1).int().argmax(1)
 
 
 @lru_cache(maxsize=4)

@@ -169,8 +169,7 @@ def _heads(records: Mapping[str, Record]) -> str:
                     follows = "yes" if disentangled(moons) else "no"
                     about = [variant.title, record.configuration.seed, title, f"{outcome['loss']:.6f}"]
                     rows.append([*about, *heads, follows])
-    headings = ["memory", "seed", "training", "loss", "head 1", "head 2", "head 3", "disentangled"]
-    return markdown(headings, rows)
+    return markdown(["memory", "seed", "training", "loss", "head 1", "head 2", "head 3", "disentangled"], rows)
 
 
 def _gains(records: Mapping[str, Record]) -> str:
