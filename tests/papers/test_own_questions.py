@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 
 import pytest
 import torch
@@ -40,6 +41,13 @@ def asked(task, batch):
             if (answer := label[label != IGNORED]).numel():
                 begin = int((label != IGNORED).int().argmax())
                 yield tuple(decode(task.vocabulary, part) for part in (context, question[:begin], answer))
+
+
+def test_a_file_of_the_same_size_and_time_is_another_one(file):
+    before, written = OwnQuestions(file=str(file)).labels, file.stat()
+    file.write_text(file.read_text().replace("Dark red", "Dark tan"))
+    os.utime(file, ns=(written.st_atime_ns, written.st_mtime_ns))
+    assert set(before) ^ set(OwnQuestions(file=str(file)).labels) == {"Dark red", "Dark tan"}
 
 
 def test_a_text_is_hidden_whole_and_asked_its_own_questions(file):

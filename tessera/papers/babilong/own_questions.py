@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
+from tessera.base.checkpoints import checksum
 from tessera.base.errors import expect
 from tessera.data.sources import JSON_ENDINGS, text_files
 from tessera.papers.babilong.benchmark import read_samples
@@ -103,7 +104,7 @@ class OwnQuestions(BABILong):
     @cached_property
     def _own(self) -> "_OwnTexts":
         paths = [EXAMPLE] if self.file == "example" else text_files(self.file, JSON_ENDINGS)
-        return _read(self.file, tuple((path, path.stat().st_mtime_ns) for path in paths))
+        return _read(self.file, tuple((path, checksum(path)) for path in paths))
 
     @property
     def _questions(self) -> list[Question]:
@@ -142,7 +143,7 @@ class _OwnTexts(NamedTuple):
 
 @lru_cache(maxsize=8)
 def _read(name: str, files: tuple[tuple[Path, int], ...]) -> _OwnTexts:
-    """`files`, known by when they were written, too."""
+    """`files`, known by their checksums, too."""
     questions: dict[str, list[Question]] = {}
     answers: dict[tuple[str, str], str] = {}
     for row in chain.from_iterable(read_samples(path, FIELDS) for path, _ in files):
