@@ -2,8 +2,8 @@
 
 A recipe is a YAML file, or the name of a shipped one (recipes/<name>.yaml). Any of its keys can be changed on the
 command line, for example: tessera train demo-mosaic training.steps=100 model.num_layers=2
-Another type or name of a section (model.type=transformer) begins it anew: its other keys, sizes too, are those of the
-command line, or else that type's own defaults. Under torchrun it uses all processes.
+Another type or name of a section (model.type=transformer) begins it anew: its other keys are those of the command line,
+or else that type's own defaults. The width, layers and heads of a model stay. Under torchrun it uses all processes.
 
 A run that was stopped, or has finished, goes on with --resume. Its recipe must be the same, but for the intervals
 (training.log_every, checkpoint_every, keep_checkpoints and, without a curriculum, evaluate_every), for what a step

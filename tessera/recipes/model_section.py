@@ -6,6 +6,7 @@ model of a configuration by `untrained_model`.
 """
 
 import inspect
+from collections.abc import Collection
 from dataclasses import fields
 from typing import Any
 
@@ -25,6 +26,7 @@ from tessera.models.sizes import meta_model
 from tessera.models.small_models import untrained_model
 from tessera.models.strict_config import StrictConfig
 from tessera.models.transformer import context_limit
+from tessera.recipes.recipe_files import SIZES
 from tessera.recipes.sections import Recipe
 from tessera.tasks.question_answering import question_task
 
@@ -68,6 +70,23 @@ def model_problems(section: dict[str, Any]) -> list[str]:
             about = f"model must be one that {section['type']} accepts: {line}"
             problems.append(f"model.{line.split(': ', 1)[1]}" if line.startswith(prefixes) else about)
     return problems
+
+
+def keep_fitting_sizes(section: dict[str, Any], written: Collection[str]) -> None:
+    """Of a section that got another type, leave of the old one's `SIZES` what the new type has, by its own names.
+
+    `written`: keys of the section that are meant for the new type. A type that is a published size keeps none.
+    """
+    try:
+        entry = _entry(section["type"])
+    except TesseraError:
+        return  # `model_problems` says so
+    known = set() if entry.is_preset else _fields(entry)
+    for names in SIZES:
+        old = [section.pop(name) for name in names if name in section and name not in written]
+        fitting = [name for name in names if name in known]
+        if old and fitting and section.keys().isdisjoint(names):
+            section[fitting[0]] = old[0]
 
 
 def config_for(

@@ -14,7 +14,7 @@ from tessera.base.errors import TesseraError
 from tessera.models.registry import strict_configs
 from tessera.models.strict_config import StrictConfig
 from tessera.models.transformer import transformer_config
-from tessera.recipes.model_section import model_problems
+from tessera.recipes.model_section import keep_fitting_sizes, model_problems
 from tessera.recipes.recipe_files import COMMAND_LINE, apply_overrides, find_recipe, recipe_mapping
 from tessera.recipes.sections import Recipe
 
@@ -27,14 +27,18 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe in `path` (a YAML file, or the name of a shipped one) changed by `key=value` overrides.
 
     Keys are dotted (`training.steps=10`), values are YAML. A recipe may begin with `extends: NAME`: then it holds what
-    differs from that recipe (a file beside it, or one that `path` could name). A section that gets another `type` or
-    `name` keeps no other key of the file's. Raises one `TesseraError` with a line for every problem, each naming the
-    file (or the command line), the key, what was found and what is allowed.
+    differs from that recipe (a file beside it, or one that `path` could name). A section that the command line gives
+    another `type` or `name` keeps no other key of the file's but a model's sizes, where the new type has them. Raises
+    one `TesseraError` with a line for every problem, each naming the file (or the command line), the key, what was
+    found and what is allowed.
     """
     file = find_recipe(path)
     mapping = recipe_mapping(file)
     problems: list[str] = []
-    overridden = apply_overrides(mapping, overrides, problems)
+    overridden, anew = apply_overrides(mapping, overrides, problems)
+    for name, section in anew.items():
+        if name.endswith(("model", "base")):
+            keep_fitting_sizes(section, [key.removeprefix(f"{name}.") for key in overridden])
 
     def report(key: str, message: str) -> None:
         ours = any(f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.") for name in overridden)
@@ -64,7 +68,8 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
 WIDTH = 100
 EXTENDS = """  extends: text; default none
       a recipe whose keys this one changes: a shipped one, or a file beside it, without .yaml. A section with another
-      `type` or `name` takes the place of the old one, on the command line too (model.type=transformer)"""
+      `type` or `name` takes the place of the old one, on the command line too (model.type=transformer), where the
+      width, the layers and the heads stay"""
 BASE = """  model.base: a mapping or text; required
       the model that reads the segments: a model section of its own, such as {type: memory_mosaic, num_layers: 2}, or
       the folder of a model or run, whose weights the training starts from"""

@@ -14,6 +14,13 @@ from tessera.base.yaml_files import parse_yaml, read_yaml
 SHIPPED = Path(tessera.__file__).parent / "recipes"
 COMMAND_LINE = "command line"
 KINDS = ("type", "name")  # the keys that say which other keys a section has
+# By the names of different types. They stay when a model gets another type: models are compared at one size.
+SIZES = (
+    ("hidden_size",),
+    ("num_layers", "num_hidden_layers"),
+    ("num_heads", "num_attention_heads"),
+    ("intermediate_size",),
+)
 _read_once = cache(read_yaml)
 
 
@@ -36,11 +43,15 @@ def recipe_mapping(file: Path) -> dict[str, Any]:
     return _with_base(file, _load(file), ())
 
 
-def apply_overrides(mapping: dict[str, Any], overrides: Sequence[str], problems: list[str]) -> list[str]:
+def apply_overrides(
+    mapping: dict[str, Any], overrides: Sequence[str], problems: list[str]
+) -> tuple[list[str], dict[str, dict[str, Any]]]:
     """Write `key=value` overrides into `mapping`, a section before its keys; returns the keys.
 
-    Of a section that gets another `type` or `name` nothing else stays, as in `_merged`: the keys are its own.
+    Of a section that gets another `type` or `name` nothing else stays but `SIZES`: the keys are its own. Such sections
+    are returned too, by their names.
     """
+    anew: dict[str, dict[str, Any]] = {}
     keys, names = [], {override: override.partition("=")[0] for override in overrides}
     for override in sorted(overrides, key=lambda one: (names[one].count("."), not names[one].endswith(KINDS))):
         key, equals, text = override.partition("=")
@@ -58,11 +69,12 @@ def apply_overrides(mapping: dict[str, Any], overrides: Sequence[str], problems:
             problems.append(f"{COMMAND_LINE}: {override!r} must be an override key=value, such as training.steps=100.")
             continue
         if parents and last in KINDS and section.get(last, value) != value:
-            section.clear()
-            keys.append(".".join(parents))
+            for name in set(section).difference(*SIZES):
+                del section[name]
+            anew[".".join(parents)] = section
         section[last] = value
         keys.append(key)
-    return keys
+    return [*keys, *anew], anew
 
 
 def _with_base(file: Path, mapping: dict[str, Any], above: tuple[Path, ...]) -> dict[str, Any]:

@@ -59,11 +59,11 @@ def test_overrides_reach_every_depth(recipe):
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_another_kind_on_the_command_line_keeps_nothing_of_the_file_section(recipe, order):
+def test_another_kind_on_the_command_line_keeps_of_the_file_section_the_sizes_alone(recipe, order):
     mosaic = {**MINIMAL["model"], "num_persistent_slots": 8, "kernel": {"name": "knn", "base": "gaussian", "k": 3}}
     content = {"model": mosaic, "tokenizer": {"type": "bpe", "vocab_size": 300}}
     actual = recipe(content, ["model.type=transformer", "model.num_layers=3", "tokenizer.type=byte"][::order])
-    assert actual.model == {"type": "transformer", "num_layers": 3}
+    assert actual.model == {"type": "transformer", "hidden_size": 16, "num_layers": 3, "num_heads": 2}
     assert (actual.tokenizer.type, actual.tokenizer.vocab_size) == ("byte", None)
     of_task = [
         "data.task={name: babilong, qa: 1}",
@@ -73,7 +73,12 @@ def test_another_kind_on_the_command_line_keeps_nothing_of_the_file_section(reci
     assert recipe(MINIMAL, of_task[::order]).data.task == {"name": "passwords"}
     assert recipe(content, ["model.kernel.name=relumax"]).model == mosaic | {"kernel": {"name": "relumax"}}
     armt = {"model": {"type": "armt", "base": TRANSFORMER, "segment_size": 16}}
-    assert recipe(armt, ["model.base.type=memory_mosaic"]).model["base"] == {"type": "memory_mosaic"}
+    sizes = {key: TRANSFORMER[key] for key in ("hidden_size", "num_heads")}
+    assert recipe(armt, ["model.base.type=memory_mosaic"]).model["base"] == {"type": "memory_mosaic"} | sizes
+    gpt2 = {"type": "gpt2", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    assert recipe(content, ["model.type=gpt2"][::order]).model == gpt2
+    assert recipe({"model": gpt2}, ["model.type=lstm"]).model == {"type": "lstm", "hidden_size": 16, "num_layers": 1}
+    assert recipe(content, ["model.type=mosaic-v2-small"]).model == {"type": "mosaic-v2-small"}  # a size of its own
     assert recipe(armt, ["model.type=armt", "model.base.type=transformer"]).model == armt["model"]  # none is another
     assert recipe(armt, ["model.segment_size=8", "model={type: rmt, base: {type: gpt2}}"][::order]).model == {
         "type": "rmt",
