@@ -1,7 +1,7 @@
 """What every memory must satisfy."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +34,7 @@ class MemoryCase:
         has_documents: whether `forward` takes documents.
         bfloat16: how far bfloat16 may be from float64, relative to the largest answer; None: not tested (a choice of
             neighbours may change). float32: the same of float32; None where the memory has one type.
+        grows: whether a longer text may have a larger state.
     """
 
     make: Callable[[], nn.Module]
@@ -41,6 +42,7 @@ class MemoryCase:
     has_documents: bool = True
     bfloat16: float | None = 0.05
     float32: float | None = 1e-4
+    grows: bool = True
 
     def build(self) -> nn.Module:
         """The memory in float64, in evaluation mode, always the same weights."""
@@ -208,6 +210,31 @@ def state_is_a_value(case: MemoryCase) -> None:
 
 
 @torch.no_grad()
+def growth(case: MemoryCase) -> None:
+    """What makes a state larger behind a longer text can change a later answer."""
+    memory, short, long = case.build(), 2 * STEPS, 4 * STEPS
+    x = torch.randn(1, long, case.hidden_size, dtype=torch.float64, generator=torch.Generator().manual_seed(6))
+    (_, state), (_, before) = (memory(x[:, :steps], keep_state=True) for steps in (long, short))
+    tensors, fewer = (list(_tensors_of(each).values()) for each in (state, before))
+    sizes = [sum(tensor.nbytes for tensor in each) for each in (fewer, tensors)]
+    grown = f"a state has {sizes[0]:,} bytes behind {short} steps and {sizes[1]:,} behind {long}"
+    is_constant = [tensor.shape for tensor in tensors] == [tensor.shape for tensor in fewer]
+    assert case.grows or is_constant, f"{grown}, and must not grow"
+    expected = memory(x, state)[0]
+    for place, tensor in enumerate(tensors):
+        shape, other = tensor.shape, fewer[place].shape if place < len(fewer) else ()
+        if shape == other:
+            continue
+        changed = tensor.clone()
+        dim = next((dim for dim, (one, two) in enumerate(zip(shape, other)) if one != two), 0)
+        older = changed.narrow(dim, 0, (shape[dim] + 1) // 2)  # behind them there may be room to spare
+        older.copy_(~older if older.dtype == torch.bool else older + 1)
+        answers = memory(x, _with_tensors(state, [*tensors[:place], changed, *tensors[place + 1 :]]))[0]
+        moved = (answers - expected).abs().max() > REORDERED_FLOAT64
+        assert moved, f"{grown}; there the older half of {tuple(shape)} changes no answer"
+
+
+@torch.no_grad()
 def saving(case: MemoryCase) -> None:
     """A saved state goes on as if it had not been away; a trained memory's `state_dict` makes a new one the same."""
     memory, x = case.build(), case.inputs()
@@ -220,8 +247,8 @@ def saving(case: MemoryCase) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "state.safetensors"
         save_file({name: tensor.contiguous().clone() for name, tensor in _tensors_of(state).items()}, file)
-        stored = iter(load_file(file)[name] for name in _tensors_of(state))
-        loaded = state.map(lambda _: next(stored))
+        stored = load_file(file)
+        loaded = _with_tensors(state, [stored[name] for name in _tensors_of(state)])
     _check_close(memory(x[:, 10:], loaded)[0], memory(x[:, 10:], state)[0], "a loaded state is another")
 
 
@@ -298,6 +325,12 @@ def _tensors_of(state: State) -> dict[str, Tensor]:
 
     state.map(note)
     return collected
+
+
+def _with_tensors(state: State, tensors: Sequence[Tensor]) -> State:
+    """A state like `state` of other tensors, in the order of `_tensors_of`."""
+    remaining = iter(tensors)
+    return state.map(lambda _: next(remaining))
 
 
 LAWS = laws_in(globals(), MemoryCase)

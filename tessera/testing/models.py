@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tessera.models.forking import fork, state_tensors
-from tessera.models.sizes import state_bytes_per_token
+from tessera.models.sizes import pairs_per_query, recall_widths, state_bytes_per_token
 from tessera.testing import model_case
 from tessera.testing.laws import LONG, REORDERED_FLOAT32, REORDERED_FLOAT64, laws_in, try_laws
 from tessera.testing.model_case import SEGMENT, STEPS, ModelCase, behind_a_segment, check_close, gradients_of, tokens
@@ -277,14 +278,29 @@ def a_state_is_a_value(case: ModelCase) -> None:
 
 @torch.no_grad()
 def a_state_grows_as_it_says(case: ModelCase) -> None:
-    """A longer text has a state that is larger by what the model's `state_bytes_per_token` says, within a tenth."""
+    """A longer text has a state that is larger by what the model's `state_bytes_per_token` says, within a tenth.
+
+    So does the next token cost more, by what the configuration's `pairs_per_query` says.
+    """
     if not case.continues or case.state != "past_key_values":
         return
-    model = case.build()
-    half = min(300, (getattr(model.config, "max_position_embeddings", None) or 600) // 2)
-    sizes = [model(tokens(model, 1, n), use_cache=True).past_key_values.num_bytes() for n in (half, 2 * half)]
+    model = case.build().requires_grad_(False)  # what counts FLOPs hooks gradients
+    half = (min(601, getattr(model.config, "max_position_embeddings", None) or 601) - 1) // 2
+    sizes, flops, pairs = [], [], []
+    for length in (half, 2 * half):
+        state = model(tokens(model, 1, length), use_cache=True).past_key_values
+        with FlopCounterMode(display=False) as counter:
+            assert model(tokens(model, 1, 1), past_key_values=state).logits is not None  # made when looked at
+        sizes.append(state.num_bytes())
+        flops.append(counter.get_total_flops())
+        pairs.append(sum(pairs_per_query(model.config, length)))
     grown, said = (sizes[1] - sizes[0]) / half, state_bytes_per_token(model, torch.float64)
     assert abs(grown - said) <= 0.1 * said, f"each token adds {grown:.0f} bytes; state_bytes_per_token says {said:.0f}"
+    dearer, told = flops[1] - flops[0], 2 * sum(recall_widths(model.config)) * (pairs[1] - pairs[0])
+    if grown and not dearer:  # it compares by no product of matrices: PyTorch counts no others
+        return
+    texts = f"behind {2 * half} tokens and not {half} a token costs"
+    assert abs(dearer - told) <= 0.1 * told, f"{texts} {dearer} FLOPs more; pairs_per_query says {told}: {pairs} pairs"
 
 
 def bfloat16_is_near(case: ModelCase) -> None:

@@ -37,9 +37,9 @@ CASES = {
     "contextual neighbours": Case(partial(contextual, NEIGHBOURS), bfloat16=None),
     "contextual, convolution": Case(partial(contextual, value_extractor="convolution", bias=True)),
     "contextual, delay 2": Case(partial(contextual, delay=2, mean_keys=True, norm_eps=0.1)),
-    "persistent": Case(lambda: PersistentMemory(HIDDEN, HEADS, 5, 2, "gaussian")),
+    "persistent": Case(lambda: PersistentMemory(HIDDEN, HEADS, 5, 2, "gaussian"), grows=False),
     **{
-        f"short-term {name}": Case(partial(ShortTermMemory, HIDDEN, HEADS, kernel, 6))
+        f"short-term {name}": Case(partial(ShortTermMemory, HIDDEN, HEADS, kernel, 6), grows=False)
         for name, kernel in KERNELS.items()
     },
     **{f"long-term {name}": Case(partial(Delayed, HIDDEN, HEADS, kernel)) for name, kernel in KERNELS.items()},
@@ -49,5 +49,5 @@ CASES = {
         bfloat16=None,
         float32=None,
     ),
-    **{variant: Case(partial(LinearAttentionMemory, HIDDEN, HEADS, variant)) for variant in VARIANTS},
+    **{variant: Case(partial(LinearAttentionMemory, HIDDEN, HEADS, variant), grows=False) for variant in VARIANTS},
 }

@@ -18,6 +18,7 @@ from tessera.memories.linear_attention import VARIANTS, LinearAttentionMemory
 from tessera.memories.pair_memory import PairMemory
 from tessera.memories.persistent import PersistentMemory
 from tessera.memories.short_and_long_term import LongTermMemory, ShortTermMemory
+from tessera.ops.kernel_regression import Window
 from tessera.testing.memories import LAWS
 from tests.memories.contract import CASES, HEADS, HIDDEN, Case
 from tests.refusals import refused
@@ -207,6 +208,21 @@ def keeps_as(form, back):
     return wrong(forward=forward)
 
 
+def keeps_all(new):
+    return OtherState(new, new.pairs.keys.sum((1, 3)))
+
+
+def keeps_nothing(new):
+    return OtherState(new, new.pairs.keys.new_zeros(len(new.pending_key), new.pairs.length, 0))
+
+
+class KeepsMoreThanItsWindow(ContextualMemory):
+    """Reads as a short-term memory, whose older pairs are never seen again."""
+
+    def recall(self, x, state, documents, keep_state, window):
+        return super().recall(x, state, documents, keep_state, Window(span=6))
+
+
 def single_step(self, x, state, documents):
     return None if state is not None and x.shape[1] == 1 else documents
 
@@ -255,6 +271,9 @@ WRONG = {  # a memory, and the laws that find it out
         wrong(answer=lambda self, x, state, y: y + 0.01 * torch.arange(len(x), dtype=x.dtype)[:, None, None]),
         "batch_selection",
     ),
+    "keeps what it does not need": (keeps_as(keeps_all, lambda state: state.inner), "growth"),
+    "keeps nothing, many times": (keeps_as(keeps_nothing, lambda state: state.inner), "growth"),
+    "keeps a window, and what is before it": (KeepsMoreThanItsWindow, "growth"),
     "scales by its batch, which no order of the rows changes": (
         wrong(
             answer=lambda self, x, state, y:
@@ -304,6 +323,11 @@ def test_wrong_memories_are_found_out(name):
     for law in laws:
         with pytest.raises((AssertionError, RuntimeError)):
             LAWS[law](Case(partial(wrong, HIDDEN, HEADS, "gaussian")))
+
+
+def test_a_memory_that_says_it_does_not_grow_must_not():
+    with pytest.raises(AssertionError, match="8,928 bytes behind 46 steps and 17,760 behind 92, and must not grow"):
+        LAWS["growth"](replace(CASES["contextual gaussian"], grows=False))
 
 
 def test_every_law_finds_something():

@@ -208,6 +208,10 @@ WRONG = {  # a model, and the laws that find it out
     "says that its state does not grow": (
         wrong(state_bytes_per_token=lambda self, dtype: 0.0), "a_state_grows_as_it_says"
     ),
+    "says that it compares with one pair": (
+        wrong(begin=lambda self: setattr(self.config, "pairs_per_query", lambda context: [1])),
+        "a_state_grows_as_it_says",
+    ),
     "changes its state": (wrong(forward=changes_its_state), "a_state_is_a_value"),
     "detaches its state": (wrong(detached), "gradients_flow_through_a_state"),
     "loses gradients when computed twice": (
