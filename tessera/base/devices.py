@@ -39,9 +39,23 @@ def is_gpu(x: Tensor) -> bool:
     return x.is_cuda or _imagined_type == "cuda"
 
 
+def has_values(x: Tensor) -> bool:
+    """Whether there are numbers in `x`: not on the meta device, nor where a device is imagined."""
+    return not (x.is_meta or is_imagined())
+
+
 def is_readable(x: Tensor) -> bool:
-    """Whether the numbers in `x` can be looked at without a wait: on a CPU, where nothing is compiled or imagined."""
-    return x.device.type == "cpu" and not is_imagined() and not torch.compiler.is_compiling()
+    """Whether the numbers in `x` can be looked at without a wait: on a CPU, where nothing is compiled or imagined.
+
+    Nor by `torch.func`, whose `vmap` has many in place of one.
+    """
+    return x.device.type == "cpu" and not (is_imagined() or torch.compiler.is_compiling() or is_transformed())
+
+
+def is_transformed() -> bool:
+    """Whether `torch.func` (vmap, grad, ...) or a forward derivative is at work: autograd functions need rules."""
+    forward = torch.autograd.forward_ad._current_level >= 0
+    return not torch.compiler.is_compiling() and (forward or torch._C._are_functorch_transforms_active())
 
 
 def is_exporting() -> bool:

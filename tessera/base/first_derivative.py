@@ -43,6 +43,12 @@ def only_first_derivative(name: str) -> Callable[[Callable], Callable]:
     return decorate
 
 
+def refuse_forward_derivative(name: str) -> None:
+    """`TesseraError` where one is taken: for an autograd function of ours PyTorch has another message, or none."""
+    if torch.autograd.forward_ad._current_level >= 0:
+        raise TesseraError(f"{name}: a forward derivative (jvp, jacfwd) is not there; take grad, vjp or jacrev.")
+
+
 def fresh_result(result: Tensor) -> Tensor:
     """`result` of the forward pass of an autograd function, in a compiled program as a tensor made just for it.
 

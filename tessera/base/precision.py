@@ -53,4 +53,5 @@ def without_autocast(x: Tensor) -> AbstractContextManager[None]:
     Where autocast is off nothing is entered, so that programs that are exported have no part for it.
     """
     kind = x.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+    is_on = not x.is_meta and torch.is_autocast_enabled(kind)  # PyTorch knows no autocast of the meta device
+    return torch.autocast(kind, enabled=False) if is_on else nullcontext()

@@ -11,7 +11,7 @@ from torch import Tensor
 from tessera.base.arguments import explains_mistakes
 from tessera.base.devices import is_readable
 from tessera.base.errors import expect
-from tessera.base.first_derivative import only_first_derivative
+from tessera.base.first_derivative import only_first_derivative, refuse_forward_derivative
 from tessera.base.shapes import Float
 from tessera.kernels.base import Kernel, Rows
 from tessera.kernels.gaussian import Gaussian
@@ -103,6 +103,7 @@ def entmax_of_rows(scores: Rows, alpha: Float[Tensor, "*#rows 1"]) -> Rows:
     Entries of -inf are absent, rows of nothing else 0. The threshold is found by bisection. Derivatives as in Correia
     et al. 2019 (arXiv:1909.00015), propositions 1 and 2.
     """
+    refuse_forward_derivative("entmax")
     precise = torch.promote_types(scores.dtype, torch.float32)
     return _AnyAlpha.apply(scores.to(precise), alpha.to(scores.device, precise)).to(scores.dtype)
 
@@ -110,8 +111,10 @@ def entmax_of_rows(scores: Rows, alpha: Float[Tensor, "*#rows 1"]) -> Rows:
 class _AnyAlpha(torch.autograd.Function):
     """Scores (..., N), and alpha (..., 1) that broadcasts against them."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, scores: Tensor, alpha: Tensor) -> Tensor:
+    def forward(scores: Tensor, alpha: Tensor) -> Tensor:
         """p, which sums to 1."""
         power = 1 / (alpha - 1)
         x = (alpha - 1) * (scores - row_maximum(scores))
@@ -122,9 +125,11 @@ class _AnyAlpha(torch.autograd.Function):
             enough = _responses(x, low + width, power).sum(-1, keepdim=True) >= 1
             low = torch.where(enough, low + width, low)
         p = _responses(x, low, power)
-        p = p / torch.where(p.sum(-1, keepdim=True) == 0, 1.0, p.sum(-1, keepdim=True))
-        ctx.save_for_backward(scores, alpha, p)
-        return p
+        return p / torch.where(p.sum(-1, keepdim=True) == 0, 1.0, p.sum(-1, keepdim=True))
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs, output)
 
     @staticmethod
     @only_first_derivative("entmax")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tessera.base.devices import is_imagined
+from tessera.base.devices import has_values
 from tessera.base.errors import expect
 from tessera.base.shapes import Float, Int
 from tessera.kernels.base import KERNELS, PerRow, Rows, Statistics, Visible
@@ -95,7 +95,7 @@ def nearest(scores: Rows, k: int) -> tuple[Float[Tensor, "*rows k"], Int[Tensor,
     values, indices = values[..., :k], indices[..., :k]
     # topk takes any of the ties at the k-th place: rows in which some were left out are sorted.
     tied = (last == next_best) & (last > -torch.inf)
-    if not is_imagined() and bool(tied.any()):
+    if has_values(scores) and bool(tied.any()):
         rows = scores[tied].flip(-1).sort(dim=-1, descending=True, stable=True)
         values[tied] = rows.values[..., :k]
         indices[tied] = num_pairs - 1 - rows.indices[..., :k]

@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from tessera.base.devices import has_values
 from tessera.base.errors import expect
 from tessera.kernels.base import KERNELS, AnyShape, Rows, Statistics
 from tessera.kernels.rows import RowKernel, Workspace
@@ -64,7 +65,7 @@ class NormalizedReLU(RowKernel):
     def _normalized(self, responses: Tensor, total: Tensor, lacking: Tensor, pairs: Tensor) -> Tensor:
         weights = responses.mul_(self._scale(total))
         uniform = pairs / pairs.sum(-1, keepdim=True).clamp_(min=1).to(weights.dtype)
-        if torch.compiler.is_compiling():
+        if _as_a_whole(responses):
             return torch.where(lacking.unsqueeze(-1), uniform, weights)
         weights[lacking] = uniform
         return weights
@@ -75,8 +76,12 @@ class NormalizedReLU(RowKernel):
 
 
 def _pairs(scaled: Tensor, lacking: Tensor) -> Tensor:
-    """Which pairs there are, in the rows that lack a response; in all rows of a compiled or exported program."""
-    return (scaled if torch.compiler.is_compiling() else scaled[lacking]) > -torch.inf
+    """Which pairs there are, in the rows that lack a response; in all where their number may decide nothing."""
+    return (scaled if _as_a_whole(scaled) else scaled[lacking]) > -torch.inf
+
+
+def _as_a_whole(scaled: Tensor) -> bool:
+    return torch.compiler.is_compiling() or not has_values(scaled)
 
 
 def _is_nothing(response: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops import while_loop
 
+from tessera.base.devices import has_values
 from tessera.base.errors import expect
 from tessera.base.shapes import Float
 from tessera.kernels.base import KERNELS, AnyShape, PerRow, Rows, Statistics, Visible
@@ -240,7 +241,7 @@ def _newton(shifted: Tensor, tau: Tensor, order: float | Tensor, workspace: Work
     responses, powers = workspace.empty_like(shifted), workspace.empty_like(shifted)
     for _ in range(MAX_STEPS):
         step, slope = _step(torch.sub(shifted, tau, out=responses), order, powers)
-        if not bool(_moves(step)):
+        if not (has_values(step) and bool(_moves(step))):
             break
         tau = tau + step
     return tau, responses, slope

@@ -2,11 +2,13 @@
 
 import math
 from abc import abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tessera.base.first_derivative import fresh_result, only_first_derivative
+from tessera.base.devices import is_transformed
+from tessera.base.first_derivative import fresh_result, only_first_derivative, refuse_forward_derivative
 from tessera.base.shapes import Float
 from tessera.kernels.base import Kernel, Rows, Statistics, Visible
 
@@ -88,30 +90,75 @@ class RowKernel(Kernel):
             return scores
         masked, parameter = self.masked(scores, visible), self.row_parameter
         parameter = None if parameter is None else parameter.to(masked)
-        return _RowWeights.apply(masked, parameter, self).to(scores.dtype)
+        refuse_forward_derivative("the weights of a kernel")
+        return _RowWeights.apply(masked, parameter, self)[0].to(scores.dtype)
 
 
 class _RowWeights(torch.autograd.Function):
-    """`kernel.forward` with `kernel.backward` as its derivative."""
+    """`kernel.forward` with `kernel.backward` as its derivative; the statistics come out for `torch.func`."""
 
     @staticmethod
-    def forward(ctx, scores: Tensor, parameter: Tensor | None, kernel: RowKernel) -> Tensor:
-        """The weights (..., N) of scores (..., N)."""
-        ctx.kernel = kernel
+    def forward(scores: Tensor, parameter: Tensor | None, kernel: RowKernel) -> tuple[Tensor, ...]:
+        """The weights (..., N) of scores (..., N), and the statistics of their rows."""
         kernel = kernel if parameter is None else kernel.with_row_parameter(parameter)
         weights, statistics = kernel.forward(scores * kernel.score_scale, Workspace())
-        ctx.save_for_backward(scores, parameter, *statistics)
-        return fresh_result(weights)
+        return fresh_result(weights), *statistics
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple, output: tuple[Tensor, ...]) -> None:
+        scores, parameter, ctx.kernel = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(scores, parameter, *output[1:])
 
     @staticmethod
     @only_first_derivative("the weights of a kernel")
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
         """The gradients of the scores and of the row parameter, from that of the weights."""
         scores, parameter, *statistics = ctx.saved_tensors
-        kernel = ctx.kernel if parameter is None else ctx.kernel.with_row_parameter(parameter)
-        scaled = scores * kernel.score_scale
-        _, d_scores, *rest = kernel.backward(scaled, tuple(statistics), grad.clone(), Workspace())
+        apply = _RowGradients.apply if is_transformed() else _RowGradients.forward
+        d_scores, *rest = apply(scores, parameter, ctx.kernel, grad, *statistics)
         return d_scores, rest[0].sum_to_size(parameter.shape) if rest else None, None
+
+    @staticmethod
+    def vmap(info, in_dims: tuple, *inputs: Any) -> tuple:
+        """Of rows with one more dimension."""
+        return _mapped(_RowWeights, info.batch_size, in_dims, inputs)
+
+
+class _RowGradients(torch.autograd.Function):
+    """The backward pass of `_RowWeights`, as something that `vmap` can map."""
+
+    @staticmethod
+    def forward(
+        scores: Tensor, parameter: Tensor | None, kernel: RowKernel, grad: Tensor, *statistics: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Those of scores (..., N) and, of each row, of its parameter (..., 1) if there is one."""
+        kernel = kernel if parameter is None else kernel.with_row_parameter(parameter)
+        return kernel.backward(scores * kernel.score_scale, statistics, grad.clone(), Workspace())[1:]
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple, output: tuple[Tensor, ...]) -> None:
+        """Nothing: `only_first_derivative` calls it."""
+
+    @staticmethod
+    def vmap(info, in_dims: tuple, *inputs: Any) -> tuple:
+        """Of rows with one more dimension."""
+        return _mapped(_RowGradients, info.batch_size, in_dims, inputs)
+
+
+def _mapped(function: type[torch.autograd.Function], size: int, dims: tuple, inputs: tuple) -> tuple:
+    """`function` with the dimension of `vmap` in front of all tensors; the first has as many dimensions as any."""
+    rank = inputs[0].dim() - (dims[0] is not None)
+
+    def in_front(value: Any, dim: int | None) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        value = value.expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
+        return value.reshape(size, *[1] * (rank + 1 - value.dim()), *value.shape[1:])
+
+    outputs = function.apply(*map(in_front, inputs, dims))
+    return outputs, (0,) * len(outputs)
 
 
 def row_maximum(scores: Rows) -> Float[Tensor, "*rows 1"]:

@@ -8,6 +8,7 @@ from torch.nn.functional import softplus
 from transformers import MambaForCausalLM
 from transformers.models.mamba.modeling_mamba import MambaMixer
 
+from tessera.base.devices import is_transformed
 from tessera.base.errors import expect
 from tessera.models.padded_rows import is_between_tokens
 from tessera.ops.selective_scan import selective_scan
@@ -18,11 +19,12 @@ ADVICE = "Read such rows one at a time."
 class ScanMixer(MambaMixer):
     """The same parameters and the same function; what it does not cover goes to transformers' own code.
 
-    That is a GPU, for which there are kernels; the beginning of a cache, and one token behind it, as `generate` asks;
-    and padding of several rows. Several tokens behind a cache, and all behind one that gradients flow through, are read
-    here: transformers' scan of many begins without the state, and its step overwrites what the backward pass needs.
-    Behind a cache transformers takes a mask for that of the new tokens alone, and of a single row it ignores the mask:
-    here that row is read without its padding, and what would be read as text is refused.
+    That is a GPU, for which there are kernels; `torch.func`, which cannot map ours; the beginning of a cache, and one
+    token behind it, as `generate` asks; and padding of several rows. Several tokens behind a cache, and all behind one
+    that gradients flow through, are read here: transformers' scan of many begins without the state, and its step
+    overwrites what the backward pass needs. Behind a cache transformers takes a mask for that of the new tokens alone,
+    and of a single row it ignores the mask: here that row is read without its padding, and what would be read as text
+    is refused.
     """
 
     reads_on = True  # behind a cache, as `carried_state.reads_on` asks
@@ -41,7 +43,8 @@ class ScanMixer(MambaMixer):
         requirement = "end without padding for others to follow"
         expect(not ended_in_padding, "Mamba", "past tokens", requirement, "padding", ADVICE)
         goes_on = is_filled and attention_mask is None and (hidden_states.shape[1] > 1 or torch.is_grad_enabled())
-        if not goes_on and (hidden_states.is_cuda or cache_params is not None or attention_mask is not None):
+        elsewhere = hidden_states.is_cuda or is_transformed()
+        if not goes_on and (elsewhere or cache_params is not None or attention_mask is not None):
             return super().forward(hidden_states, cache_params, attention_mask=attention_mask, **kwargs)
         x, gate = self.in_proj(hidden_states).chunk(2, dim=-1)
         if goes_on:

@@ -3,8 +3,11 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from tessera.base.devices import is_transformed
 from tessera.base.errors import TesseraError
 from tessera.base.registry import Registry
+
+BY_HAND = ("chunked", "cpu_bfloat16")  # whose derivatives are autograd functions
 
 
 class Backend(Protocol):
@@ -43,5 +46,7 @@ class Backends(Registry[Backend]):
         return next(self[name] for name in names if self._reason(name, call) is None)
 
     def _reason(self, name: str, call: Any) -> str | None:
+        if name in BY_HAND and is_transformed():
+            return "torch.func takes derivatives of PyTorch's own operations alone, as of those of 'reference'"
         unsupported_reason = getattr(self[name], "unsupported_reason", None)
         return None if unsupported_reason is None else unsupported_reason(call)

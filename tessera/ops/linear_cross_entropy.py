@@ -2,9 +2,10 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from tessera.base.arguments import explains_mistakes
-from tessera.base.devices import is_gpu, is_readable
+from tessera.base.devices import is_gpu, is_readable, is_transformed
 from tessera.base.errors import expect
 from tessera.base.first_derivative import fresh_result, only_first_derivative
 from tessera.base.shapes import Float, Int
@@ -37,7 +38,11 @@ def linear_cross_entropy(
         shapes = [tuple(tensor.shape) for tensor in (hidden, weight, labels)]
         expect(False, "linear_cross_entropy", "hidden, weight and labels", "be (N, D), (V, D) and (N)", shapes)
     expect_labels("linear_cross_entropy", labels, weight.shape[0])
-    return _LinearCrossEntropy.apply(hidden, weight, labels.long(), scale)
+    labels = labels.long()
+    if is_transformed():
+        logits = (scale * hidden @ weight.T).to(torch.promote_types(hidden.dtype, torch.float32))
+        return cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+    return _LinearCrossEntropy.apply(hidden, weight, labels, scale)
 
 
 def expect_labels(where: str, labels: Tensor, count: int) -> None:

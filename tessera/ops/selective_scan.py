@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tessera.base.arguments import explains_mistakes
+from tessera.base.devices import is_transformed
 from tessera.base.errors import expect
 from tessera.base.first_derivative import only_first_derivative
 from tessera.base.shapes import Float
@@ -35,6 +36,13 @@ def selective_scan(
         needed = "be (B, T, D) twice, (D, N), (B, T, N) twice"
         expect(False, "selective_scan", "x, step, rate, write and read", needed, shapes)
     expect(x.shape[1] > 0, "selective_scan", "x", "be (B, T, D) with T >= 1", tuple(x.shape))
+    expect(
+        not is_transformed(),
+        "selective_scan",
+        "a call",
+        "stand outside of torch.func, which cannot map it",
+        "one in it",
+    )
     inputs = (tensor.to(rate.dtype) for tensor in (x, step, rate, write, read))
     with torch.autocast(x.device.type, enabled=False):  # its backward pass runs outside of it
         return _SelectiveScan.apply(*inputs).to(x.dtype)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from tessera.base.arguments import explains_mistakes
+from tessera.base.devices import is_transformed
 from tessera.base.first_derivative import fresh_result, only_first_derivative
 from tessera.base.shapes import Float
 
@@ -19,7 +20,7 @@ def unit_norm(x: Float[Tensor, "*shape"], eps: float = 0.0) -> Float[Tensor, "*s
     tensor([[0.6000, 0.8000],
             [0.0000, 0.0000]])
     """
-    if torch.is_grad_enabled() and x.requires_grad:
+    if torch.is_grad_enabled() and x.requires_grad and not is_transformed():
         return _UnitNorm.apply(x, eps)
     length = _length(x)
     # Also where the squares of a vector are too small for its length.

@@ -32,6 +32,17 @@ def test_weights_equal_the_oracle(kernel, scale):
     close(kernel.weights(scores, visible), expected)
 
 
+@KERNEL
+@pytest.mark.parametrize("visible", [None, torch.ones(5, dtype=torch.bool, device="meta")])
+def test_weights_without_numbers_have_shapes(kernel, visible):
+    """On the meta device, where a search for a threshold sees none."""
+    scores = torch.empty(2, 3, 5, device="meta", requires_grad=True)
+    weights = kernel.weights(scores, visible)
+    weights.sum().backward()
+    assert weights.is_meta
+    assert weights.shape == scores.grad.shape == (2, 3, 5)
+
+
 def test_every_kernel_has_an_oracle():
     assert set(ORACLES) == set(KERNELS)
 

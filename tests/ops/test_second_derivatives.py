@@ -7,6 +7,8 @@ import torch
 from torch.nn.functional import normalize
 
 from tessera.base.errors import TesseraError
+from tessera.kernels.functional import entmax
+from tessera.kernels.rectified_polynomial import EntmaxOfRows
 from tessera.ops.association_matrix import read_association, write_association
 from tessera.ops.gated_average import gated_average
 from tessera.ops.gated_linear_attention import gated_linear_attention
@@ -117,6 +119,46 @@ def test_kernel_regression(kernel, backend):
     second_derivative_is_right_or_refused(function, drawn((1, 2, 9, 3), (1, 2, 9, 3), (1, 2, 9, 4), (2, 1)))
 
 
+ROWS = {identifier(kernel): (kernel.weights, [(3, 9)]) for kernel in all_kernels()}
+ROWS |= {
+    "entmax of rows": (lambda x, alpha: EntmaxOfRows(1 + alpha).weights(3 * x), [(3, 9), (3, 1)]),
+    "entmax, alpha of all": (lambda x, alpha: entmax(3 * x, 1 + alpha), [(3, 9), (1,)]),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.parametrize("name", [*OPERATIONS, *ROWS])
+def test_torch_func_gives_the_same_gradients(name):
+    """Of one call, mapped over many, and as a Jacobian; forward derivatives are right or refused."""
+    function, shapes = (OPERATIONS | ROWS)[name]
+    many = drawn(*((4, *shape) for shape in shapes))
+
+    def total(*inputs):
+        return function(*inputs).sin().sum()
+
+    each = [[x[row].requires_grad_() for x in many] for row in range(4)]
+    if name == "selective_scan":
+        return refused("stand outside of torch.func", torch.func.grad(total), *each[0])
+    places = tuple(range(len(shapes)))
+    expected = [torch.autograd.grad(total(*inputs), inputs) for inputs in each]
+    alone = torch.func.grad(total, places)(*(x[1] for x in many))
+    torch.testing.assert_close(alone, expected[1])
+    mapped = torch.vmap(torch.func.grad(total, places))(*many)
+    torch.testing.assert_close(mapped, tuple(map(torch.stack, zip(*expected))))
+    answer = function(*each[1]).detach().flatten()
+    jacobian = torch.func.jacrev(function)(*(x[1] for x in many)).reshape(len(answer), -1)
+    torch.testing.assert_close(answer.cos() @ jacobian, expected[1][0].flatten())
+    refusal, direction = "", many[0][2]
+    try:
+        along = torch.func.jvp(lambda x: function(x, *each[1][1:]), (many[0][1],), (direction,))[1]
+    except TesseraError as error:
+        refusal = str(error)
+    if refusal:
+        assert "a forward derivative (jvp, jacfwd) is not there" in refusal
+    else:
+        torch.testing.assert_close(along.flatten(), jacobian @ direction.flatten())
+
+
 def test_triton(triton_device):
     """Each refuses: their kernels have no derivative."""
     assert os.environ.get("TRITON_INTERPRET") or triton_device.type == "cuda"
@@ -146,6 +188,24 @@ def test_models(name):
         return model(inputs_embeds=embedded).logits.log_softmax(-1)
 
     second_derivative_is_right_or_refused(function, [model.get_input_embeddings()(ids)], rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["v1 published", "v2 compact", "linear attention retnet"])
+def test_each_row_of_a_batch_has_gradients_of_its_own(name):
+    """By `torch.func`, as differential privacy and influence functions take them."""
+    model, ids = CASES[name].build(), tokens(3, 9)
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+
+    def loss(weights, row):
+        inputs = {"input_ids": row[None], "labels": row[None]}
+        return torch.func.functional_call(model, weights, (), inputs).loss
+
+    mapped = torch.vmap(torch.func.grad(loss), (None, 0))(weights, ids)
+    for number, row in enumerate(ids):
+        model.zero_grad()
+        model(row[None], labels=row[None]).loss.backward()
+        for name, weight in model.named_parameters():
+            torch.testing.assert_close(mapped[name][number], weight.grad)
 
 
 COMPILED = ("unit_norm", "linear_cross_entropy", "linear_recurrence", "gated_average", "selective_scan")
