@@ -62,6 +62,8 @@ class LinearAttentionMemory(nn.Module):
     ) -> tuple[Hidden, RecurrentState | None]:
         """Answers (B, T, hidden) at each step of `x` (B, T, hidden), and the state after the last if it is kept."""
         expect(x.dim() == 3 and x.shape[1] > 0, type(self).__name__, "x", "be (B, T, hidden), T >= 1", tuple(x.shape))
+        held = len(x) if state is None else len(state.position)
+        expect(held == len(x), type(self).__name__, "state", f"have {len(x)} rows, as x", held)
         query, key, value = (widened(projected) for projected in (self.query(x), self.key(x), self.value(x)))
         if self.variant == "linear_transformer":
             # Before the heads: torch.compile takes the gradient's strides for those of the input, which must be equal.

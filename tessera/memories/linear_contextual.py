@@ -134,6 +134,8 @@ class LinearContextualMemory(nn.Module):
         """z (B, T, input) for x (B, T, input) behind `state`, and the state after the last step if `keep_state`."""
         is_text = x.dim() == 3 and x.shape[1] > 0
         expect(is_text, "LinearContextualMemory", "x", "be (B, T, input), T >= 1", tuple(x.shape))
+        held = len(x) if state is None else len(state.pending_key)
+        expect(held == len(x), "LinearContextualMemory", "state", f"have {len(x)} rows, as x", held)
         keys, values = self.features(x)
         if state is None:
             pairs, offset = PairStore.of(keys[:, :, :-1], values[:, :, 1:]), 0

@@ -12,6 +12,7 @@ from tessera.base.precision import autocast
 from tessera.base.state import State
 from tessera.models.causality import evaluating
 from tessera.models.forking import apart, fitting, state_tensors
+from tessera.models.forward_arguments import expect_rows
 from tessera.models.recurrence import SegmentedForCausalLM, read_stream
 from tessera.models.recurrence.base_model import ATTENTION
 from tessera.models.recurrence.stream import progress_bar
@@ -42,6 +43,9 @@ def read_on(model: Any, ids: Tensor, state: Any, **options: Any) -> tuple[Tensor
         options = {"use_cache": True, ("memory_state" if is_memory else "past_key_values"): state, **options}
         output = model(input_ids=ids, **options)
         return output.logits, output.past_key_values
+    held = {tensor.shape[0] for tensor in state_tensors(state) if tensor.dim() > 2}  # transformers has a raw error
+    if len(held) == 1 and not isinstance(state, State):
+        expect_rows(type(model).__name__, ids.shape[0], held.pop(), name)
     state = fitting(state, next(model.parameters()))
     output = model(input_ids=ids, use_cache=True, **{name: state}, **options)
     has_state = output.get(name) is not None

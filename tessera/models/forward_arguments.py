@@ -135,9 +135,9 @@ def expect_exportable(where: str, *inputs: Tensor | None) -> None:
     expect(not refused, where, "torch.export", needed, ", ".join(refused))
 
 
-def expect_rows(where: str, rows: int, held: int) -> None:
+def expect_rows(where: str, rows: int, held: int, name: str = "past_key_values") -> None:
     """Raise `TesseraError` where a state does not have as many rows as the text."""
-    expect(held == rows, where, "past_key_values", f"have {rows} rows, as the text", held)
+    expect(held == rows, where, name, f"have {rows} rows, as the text", held)
 
 
 def expect_counting(

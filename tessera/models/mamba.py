@@ -10,6 +10,7 @@ from transformers.models.mamba.modeling_mamba import MambaMixer
 
 from tessera.base.devices import is_transformed
 from tessera.base.errors import expect
+from tessera.models.forward_arguments import expect_rows
 from tessera.models.padded_rows import is_between_tokens
 from tessera.ops.selective_scan import selective_scan
 
@@ -32,6 +33,9 @@ class ScanMixer(MambaMixer):
     def forward(self, hidden_states, cache_params=None, attention_mask=None, **kwargs):
         """Gu and Dao (2023), section 3.4: gated, convolved, scanned."""
         is_filled = cache_params is not None and cache_params.has_previous_state(self.layer_idx)
+        if is_filled:
+            held = cache_params.layers[self.layer_idx].conv_states[0].shape[0]
+            expect_rows("Mamba", hidden_states.shape[0], held, "cache_params")
         if attention_mask is not None:
             real = attention_mask[:, -hidden_states.shape[1] :].bool()
             if len(real) == 1 and not bool(real.all()):

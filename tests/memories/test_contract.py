@@ -21,7 +21,7 @@ from tessera.memories.short_and_long_term import LongTermMemory, ShortTermMemory
 from tessera.ops.kernel_regression import Window
 from tessera.testing.memories import LAWS
 from tests.memories.contract import CASES, HEADS, HIDDEN, Case
-from tests.refusals import refused
+from tests.refusals import refused, refused_in_a_line
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -43,6 +43,15 @@ def test_states_of_unequal_lengths_are_joined(name):
     torch.testing.assert_close(memory(x[:, 7:], state)[0], expected)
     first, state = memory(x[:, 7:8], state, keep_state=True)
     torch.testing.assert_close(torch.cat([first, memory(x[:, 8:], state)[0]], 1), expected)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("held", "rows"), [(2, 3), (1, 3), (3, 1)])
+def test_a_state_of_another_number_of_rows_is_refused(name, held, rows):
+    memory, x = CASES[name].build(), CASES[name].inputs()
+    state = memory(x[:held, :8], keep_state=True)[1]
+    for steps in (1, 5):
+        refused_in_a_line("state", memory, x[:rows, :steps], state)
 
 
 @pytest.mark.parametrize("name", ["contextual gaussian", "short-term compact", "long-term anchored"])

@@ -14,6 +14,7 @@ from tessera.models.mamba import use_selective_scan
 from tests.covering import each_value
 from tests.models.armt.bases import BASES, make
 from tests.models.contract import CASES, tokens
+from tests.refusals import refused_in_a_line
 
 MAMBA = MambaConfig(vocab_size=60, hidden_size=16, num_hidden_layers=2, state_size=4)
 BUILD = {
@@ -40,6 +41,19 @@ def test_a_state_in_another_dtype_goes_on(name, dtype, steps, grad):
             assert logits.dtype == torch.float32
             torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4 if dtype == torch.float64 else 0.05)
         read_on(model, more[:, :1], after)
+
+
+@each_value(name=list(BUILD), held=[1, 2], rows=[3], steps=[1, 5])
+@torch.no_grad()
+def test_a_state_of_another_number_of_rows_is_refused(name, held, rows, steps):
+    model = BUILD[name]().float().eval()
+    _, state = read_on(model, tokens(held, 9) % 60, None)
+    refused_in_a_line(
+        f"must have {rows} rows, as the text; got {held}", read_on, model, tokens(rows, steps) % 60, state
+    )
+    if name == "mamba":
+        options = {"cache_params": state, "use_cache": True}
+        refused_in_a_line("Mamba: cache_params must have 3 rows", model, tokens(rows, steps) % 60, **options)
 
 
 @torch.no_grad()
