@@ -10,6 +10,8 @@ import re
 import struct
 from collections.abc import Sequence
 from dataclasses import fields
+from itertools import chain
+from operator import is_
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedConfig
 
-from tessera.base.devices import is_imagined
+from tessera.base.devices import is_imagined, is_transformed
 from tessera.base.errors import expect
 from tessera.models.strict_config import StrictConfig
 
@@ -26,16 +28,26 @@ _FREE = "use_cache long_term_delay training_long_term_delay initialization initi
 _FREE += ["segment_alignment", "backprop_segments", "layers_path"]
 _FOREIGN = ("num_hidden_layers", "num_attention_heads", "hidden_act", "activation_function", "rope_theta")
 _FREE_ENDINGS = ("_dropout", "_token_id", "vocab_size", "tie_word_embeddings", "logit_scale")
+LOOKS = 8  # weights that are looked at behind a state: a microsecond each
 NEAR = 0.02  # weights in bfloat16 are the same weights
 
 
 class Fingerprint:
-    """The fingerprint of `stack` with its present weights: looked at again only where PyTorch says that one changed."""
+    """The fingerprint of `stack` with its present weights: looked at again only where one is known to have changed.
+
+    PyTorch counts writes into a weight, and another weight in its place is seen; of what is written past both, into
+    `weight.data` or an array of NumPy, the middle numbers tell on a CPU: all where a text begins, behind a state some
+    eight in turn. A write past PyTorch that one of few weights had, or any on a GPU, may stay unseen for some tokens or
+    altogether; so does one of any kind that leaves the middle number of its weight as it was.
+    """
 
     def __init__(self) -> None:
         self.weights: list[Tensor] = []
-        self.modules: list[nn.Module] = []
-        self.children: list[nn.Module | None] = []
+        self.tables: list[dict[str, Any]] = []  # of each module, filled in place
+        self.parts: list[nn.Module | Tensor | None] = []
+        self.samples: list[Tensor] = []  # views of the middle numbers that can be read without a wait
+        self.seen: list[float] = []
+        self.turn = 0
         self.adapted: list[Any] = []
         self.acting: list[list[str]] = []
         self.versions: list[int] | None = None
@@ -49,35 +61,57 @@ class Fingerprint:
 
         None where nothing can be looked at. `begins`: a text begins. Modules may be exchanged within one, by adapters.
         """
-        if torch.compiler.is_compiling() or is_imagined():
+        if torch.compiler.is_compiling() or is_imagined() or is_transformed():
             return None
         acting = [_acting(module) for module in self.adapted]
-        if begins or not self.weights or acting != self.acting or self._children(stack) != self.children:
-            self.modules = list(stack.modules())[1:]  # with itself among them it would not be freed with its last name
-            self.children = self._children(stack)
-            self.weights = [weight for weight in acting_weights(stack).values() if is_readable(weight)]
+        is_same = _are(self._parts(), self.parts) and acting == self.acting
+        if begins or not self.weights or not is_same:
+            tables = ((module._modules, module._parameters) for module in stack.modules())
+            self.tables = [table for two in tables for table in two if table]
+            self.parts = self._parts()
+            weights = [weight for weight in acting_weights(stack).values() if is_readable(weight)]
+            if not _are(weights, self.weights):
+                self.weights, self.versions = weights, None
             self.adapted = _adapted(stack)
             self.acting = [_acting(module) for module in self.adapted]
             self.structure = _digest(json.dumps(_meaning(stack.config), sort_keys=True, default=str))
         adapters = sorted({name for names in self.acting for name in names})
         structure = _digest(f"{self.structure} {adapters}") if adapters else self.structure
-        return f"{structure}:{'' if stack.training else self._numbers()}"
+        return f"{structure}:{'' if stack.training else self._numbers(begins)}"
 
-    def _children(self, stack: nn.Module) -> list[nn.Module | None]:
-        return [child for module in (stack, *self.modules) for child in module._modules.values()]
+    def _parts(self) -> list[nn.Module | Tensor | None]:
+        """The modules and weights that stand where those did that were looked at."""
+        return list(chain.from_iterable(table.values() for table in self.tables))
 
-    def _numbers(self) -> str:
+    def _numbers(self, begins: bool) -> str:
         versions = [0 if weight.is_inference() else weight._version for weight in self.weights]
-        versions += [id(weight) for weight in self.weights]
-        if versions != self.versions:
+        versions += map(Tensor.data_ptr, self.weights)
+        if versions != self.versions or self._is_written(begins):
             numbers = middle_numbers(self.weights)
             self.numbers, self.versions = struct.pack(f"{len(numbers)}f", *numbers).hex(), versions
+            self.samples = [_middle(weight) for weight in self.weights if weight.device.type == "cpu"]
+            self.seen = [sample.item() for sample in self.samples]
         return self.numbers
+
+    def _is_written(self, all_of_them: bool) -> bool:
+        """Whether a middle number is another, of all or of every n-th weight, beginning with the next one each time."""
+        stride = 1 if all_of_them else max(1, len(self.samples) // LOOKS)
+        self.turn = (self.turn + 1) % stride
+        pairs = zip(self.samples[self.turn :: stride], self.seen[self.turn :: stride])
+        return any((now := sample.item()) != seen and (now == now or seen == seen) for sample, seen in pairs)
+
+
+def _are(objects: list[Any], others: list[Any]) -> bool:
+    return len(objects) == len(others) and all(map(is_, objects, others))
+
+
+def _middle(weight: Tensor) -> Tensor:
+    return weight.detach()[tuple(size // 2 for size in weight.shape)]
 
 
 def middle_numbers(weights: Sequence[Tensor]) -> list[float]:
     """The number in the middle of each weight, in float32."""
-    middle = [weight.detach()[tuple(size // 2 for size in weight.shape)].float() for weight in weights]
+    middle = [_middle(weight).float() for weight in weights]
     per_device: dict[torch.device, list[int]] = {}
     for index, number in enumerate(middle):
         per_device.setdefault(number.device, []).append(index)

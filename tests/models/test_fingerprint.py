@@ -3,6 +3,7 @@
 import copy
 import json
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._pytree import tree_map
@@ -46,6 +47,43 @@ def test_other_weights_are_refused(build):
         model.model.layers[-1].get_parameter(next(iter(model.model.layers[-1].state_dict()))).mul_(1.5)
     with pytest.raises(TesseraError, match="other weights. Read the text again"):  # those of the same object, changed
         go_on(model, state)
+
+
+def put_in_place(model, others):
+    for module, other in zip(model.modules(), others.modules()):
+        for name in module._parameters:
+            setattr(module, name, getattr(other, name))
+
+
+WRITTEN = {  # past what PyTorch counts, but for the first
+    "load_state_dict": lambda model, others: model.load_state_dict(others.state_dict()),
+    "assigned": lambda model, others: model.load_state_dict(others.state_dict(), assign=True),
+    "put in place": put_in_place,
+    "into data": lambda model, others: [p.data.copy_(q.data) for p, q in zip(model.parameters(), others.parameters())],
+    "data": lambda model, others: [setattr(p, "data", q.data) for p, q in zip(model.parameters(), others.parameters())],
+    "in NumPy": lambda model, others: [
+        np.copyto(p.detach().numpy(), q.detach().numpy()) for p, q in zip(model.parameters(), others.parameters())
+    ],
+}
+
+
+@pytest.mark.parametrize("way", WRITTEN)
+@pytest.mark.parametrize("name", [*BUILD, "lstm", "armt around gpt2"])
+def test_weights_that_are_written_in_any_way_are_others(name, way):
+    model = BUILD[name]().double().eval() if name in BUILD else CASES[name].build()
+    state = read(model)
+    go_on(model, state)
+    WRITTEN[way](model, with_other_weights(model))
+    refused("past_key_values must be of this model; got one of other weights", go_on, model, state)
+    again = read(model)
+    go_on(copy.deepcopy(model), again)  # is a state of the weights that are there now
+
+
+def test_one_weight_that_is_written_past_pytorch_is_seen_in_its_turn():
+    model = v1().double().eval()
+    state = read(model)
+    model.model.layers[0].get_parameter(next(iter(model.model.layers[0].state_dict()))).data.add_(1)
+    refused("other weights", lambda: [go_on(model, state) for _ in model.parameters()])
 
 
 @pytest.mark.parametrize("make", [v1, v2])
