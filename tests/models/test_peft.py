@@ -1,5 +1,7 @@
 """PEFT's methods on our models, as its documentation writes them."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -96,6 +98,44 @@ def test_a_state_is_of_the_adapters_that_acted(name):
     with adapted.disable_adapter(), pytest.raises(TesseraError, match="another configuration or adapter"):
         adapted(input_ids=ids[:, 9:], past_key_values=state)
     torch.testing.assert_close(adapted(input_ids=ids[:, 9:], past_key_values=state).logits, expected)
+
+
+@pytest.mark.parametrize("name", ["v1 published", "armt around gpt2", "armt around memory_mosaic", "rmt around gpt2"])
+@torch.no_grad()
+def test_each_row_has_its_own_adapter(name):
+    """PEFT's `adapter_names`: whatever rows are read together, and its states are of the same adapters alone."""
+    adapted, ids = with_two_adapters(CASES[name].build()).double(), tokens(3, 21)
+    names, mask = ["default", "other", "__base__"], torch.ones_like(ids)
+    mask[0, 12:] = mask[1, :7] = 0  # in segments of 8: the first row ends, the second begins late
+
+    def of(row, name):
+        adapted.set_adapter("default" if name == "__base__" else name)
+        with adapted.disable_adapter() if name == "__base__" else nullcontext():
+            return adapted(input_ids=row).logits
+
+    logits = adapted(input_ids=ids, attention_mask=mask, adapter_names=names).logits
+    for row, name in enumerate(names):
+        is_token = mask[row].bool()
+        torch.testing.assert_close(logits[row, is_token], of(ids[row, is_token][None], name)[0])
+    adapted.set_adapter("default")
+    whole = adapted(input_ids=ids, adapter_names=names).logits
+    state = adapted(input_ids=ids[:, :9], adapter_names=names, use_cache=True).past_key_values
+    rest = {"input_ids": ids[:, 9:], "past_key_values": state}
+    refused("another configuration or adapter", adapted, **rest)
+    torch.testing.assert_close(adapted(**rest, adapter_names=names).logits, whole[:, 9:])
+    refused("another configuration or adapter", adapted, **rest, adapter_names=names[::-1])
+
+
+@torch.no_grad()
+def test_rows_with_adapters_of_their_own_have_one_memory():
+    """Where an adapter has a copy of the memory, all rows would be read with that of the active one."""
+    model = CASES["armt around gpt2"].build()
+    config = peft.LoraConfig(task_type="CAUSAL_LM", modules_to_save=[*model.memory_modules])
+    adapted = peft.get_peft_model(model, config).eval()
+    names = ["default", "__base__"]
+    refused("adapter_names must be left out where adapters", adapted, input_ids=tokens(2, 9), adapter_names=names)
+    adapted = with_two_adapters(CASES["armt around gpt2"].build())
+    refused("adapter_names must be one for each of 3 rows; got 2", adapted, input_ids=tokens(3, 9), adapter_names=names)
 
 
 @pytest.mark.parametrize("name", ["v1 published", "armt around gpt2"])
