@@ -190,8 +190,8 @@ def _acting(adapted: Any) -> list[str]:
 
 def told_by_row(adapted: Sequence[Any]) -> list[dict[str, Any]]:
     """What PEFT hands to modules with adapters while the rows of a batch are told theirs: `adapter_names`, by name."""
-    hooks = (hook for module in adapted for hook in module._forward_pre_hooks.values())
-    return [told for hook in hooks if "adapter_names" in (told := getattr(hook, "keywords", {}))]
+    keywords = [getattr(hook, "keywords", {}) for module in adapted for hook in module._forward_pre_hooks.values()]
+    return [told for told in keywords if "adapter_names" in told]
 
 
 def _digest(text: str) -> str:

@@ -120,18 +120,26 @@ def new_steps(where: str, attention_mask: Tensor, shape: tuple[int, int], before
     return attention_mask[:, before:].bool()
 
 
-def expect_exportable(where: str, *inputs: Tensor | None) -> None:
-    """How often segments are read is part of an exported program, in which nothing is checked.
+def expect_exportable(where: str, use_cache: bool, *inputs: Tensor | None) -> None:
+    """How often segments are read, and for which rows, is part of an exported program, in which nothing is checked.
 
-    `inputs`: tokens, their embeddings, and what no program is made with: a mask, labels, positions.
+    `inputs`: tokens, their embeddings, and what no program is made with: a mask, labels, positions. Nor is one made
+    with a cache, which holds the base's own.
     """
     if not is_exporting():
         return
-    refused = ["attention_mask", "labels", "position_ids"]
-    refused = [name for name, tensor in zip(refused, inputs[2:], strict=True) if tensor is not None]
-    if any(isinstance(read.shape[1], torch.SymInt) for read in inputs[:2] if read is not None):
-        refused.append("a free length")
-    needed = "be of the same number of tokens each time, without a mask, labels or positions"
+    names = ["attention_mask", "labels", "position_ids"]
+    refused = [name for name, tensor in zip(names, inputs[2:], strict=True) if tensor is not None]
+    refused += ["use_cache"] if use_cache else []
+    sizes = [read.shape[:2] for read in inputs[:2] if read is not None]
+    free = {
+        name
+        for shape in sizes
+        for name, size in zip(("number of rows", "length"), shape)
+        if isinstance(size, torch.SymInt)
+    }
+    refused += [f"a free {name}" for name in ("number of rows", "length") if name in free]
+    needed = "be of the same number of tokens and rows each time, without a mask, labels, positions or a cache"
     expect(not refused, where, "torch.export", needed, ", ".join(refused))
 
 

@@ -176,5 +176,9 @@ def test_a_memory_in_segments_is_exported_for_one_length_alone():
     for name, tensor in others.items():
         with pytest.raises(TesseraError, match=f"torch.export must be of the same number of tokens.* got {name}"):
             export(model, (), {"input_ids": ids, name: tensor})
-    with pytest.raises(TesseraError, match="got a free length"):
-        export(model, (), {"input_ids": ids}, dynamic_shapes={"input_ids": {1: torch.export.Dim.AUTO}})
+    with pytest.raises(TesseraError, match="without a mask, labels, positions or a cache; got use_cache"):
+        export(model, (), {"input_ids": ids, "use_cache": True})
+    for dimension, free in enumerate(("a free number of rows", "a free length")):
+        sizes = {"input_ids": {dimension: torch.export.Dim.AUTO}}
+        with pytest.raises(TesseraError, match=f"got {free}"):
+            export(model, (), {"input_ids": tokens(2, 11)}, dynamic_shapes=sizes)

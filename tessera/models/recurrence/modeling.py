@@ -287,7 +287,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         kept_steps(where, logits_to_keep)
         self._expect_learning_memory()
         self._expect_present_memory()
-        expect_exportable(where, input_ids, inputs_embeds, attention_mask, labels, position_ids)
+        expect_exportable(where, use_cache, input_ids, inputs_embeds, attention_mask, labels, position_ids)
         text = self._text(input_ids, inputs_embeds, attention_mask, position_ids, cache)
         state = None if cache is not None or memory_state is None else self.fitting(memory_state, text.shape[0])
         loss = self._loss(labels, shift_labels, loss_mask, text)
