@@ -102,18 +102,18 @@ class _RowWeights(torch.autograd.Function):
         """The weights (..., N) of scores (..., N), and the statistics of their rows."""
         kernel = kernel if parameter is None else kernel.with_row_parameter(parameter)
         weights, statistics = kernel.forward(scores * kernel.score_scale, Workspace())
-        return fresh_result(weights), *statistics
+        # PyTorch would take weights that are kept as they are for a statistic, which has no gradient.
+        return fresh_result(weights), *(kept.detach() if kept is weights else kept for kept in statistics)
 
     @staticmethod
     def setup_context(ctx, inputs: tuple, output: tuple[Tensor, ...]) -> None:
         scores, parameter, ctx.kernel = inputs
         ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)
         ctx.save_for_backward(scores, parameter, *output[1:])
 
     @staticmethod
     @only_first_derivative("the weights of a kernel")
-    def backward(ctx, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of the scores and of the row parameter, from that of the weights."""
         scores, parameter, *statistics = ctx.saved_tensors
         apply = _RowGradients.apply if is_transformed() else _RowGradients.forward

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
 from tessera.kernels import KERNELS, Epanechnikov, Gaussian, RectifiedPolynomial, entmax, kernel_from_config
+from tessera.kernels.rows import RowKernel
 from tessera.testing.kernels import LAWS, check_kernel, example
 from tests.kernels.contract import all_kernels, identifier
 from tests.kernels.oracles import ORACLES, oracle
@@ -41,6 +42,27 @@ def test_weights_without_numbers_have_shapes(kernel, visible):
     weights.sum().backward()
     assert weights.is_meta
     assert weights.shape == scores.grad.shape == (2, 3, 5)
+
+
+def keeps_its_weights(self, scaled, workspace):
+    weights = torch.softmax(scaled, -1)
+    return weights, (weights,)
+
+
+def from_its_weights(self, scaled, statistics, grad, workspace):
+    (weights,) = statistics
+    return weights, weights * (grad - (weights * grad).sum(-1, keepdim=True))
+
+
+def test_weights_that_a_kernel_keeps_have_a_gradient():
+    members = {"name": "keeping", "forward": keeps_its_weights, "backward": from_its_weights}
+    kernel = dataclass(frozen=True)(type("Keeping", (RowKernel,), members))()
+    scores = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    gradients = [
+        torch.autograd.grad(weights.sin().sum(), scores)[0]
+        for weights in (kernel.weights(scores), torch.softmax(scores, -1))
+    ]
+    torch.testing.assert_close(*gradients)
 
 
 def test_every_kernel_has_an_oracle():
