@@ -86,7 +86,7 @@ def test_a_long_call_keeps_the_last_memory_alone(kind, monkeypatch):
     assert max(alive) > 2
 
 
-@each_value(family=["gpt2", "gpt_neox", "llama", "qwen3"], segments=[1, 2, 5])
+@each_value(family=["gpt2", "gpt_neox", "llama", "qwen3", "memory_mosaic"], segments=[1, 2, 5])
 def test_read_diagonally_logits_and_memory_are_the_same(family, segments):
     model, ids = make(family=family), tokens(2, 8 * segments)
     before = model(tokens(2, 16)).memory_state
@@ -140,5 +140,8 @@ def test_what_cannot_be_read_diagonally_is_refused():
     refused("be ARMT", read_stream_diagonally, make("rmt"), [1])
     refused("whole segments of 8 tokens", read_diagonally, make(), tokens(1, 12))
     refused("be ARMT", read_diagonally, make("rmt"), tokens(1, 8))
+    model = make()
+    for layer in model.base.transformer.h:
+        layer.mlp.register_forward_hook(lambda module, inputs, output: output if output.sum() > 0 else -output)
     with pytest.raises(TesseraError, match=r"torch\.vmap can batch them; got: .* Read with model"):
-        read_diagonally(make(family="memory_mosaic"), tokens(1, 16))
+        read_diagonally(model, tokens(1, 16))
