@@ -111,8 +111,7 @@ def books_of(words: Words, split: str, test: Source | None = None) -> tuple[Book
 def _read(file: Path, vocabulary) -> Book:
     spaced = [f" {sentence}" for sentence in SENTENCE_END.split(" ".join("".join(text_of_file(file)).split()))]
     encodings = vocabulary.encode_batch_fast(spaced, add_special_tokens=False)
-    sentences = [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
-    sentences = [sentence for sentence in sentences if len(sentence) >= SHORTEST]
+    sentences = [np.array(ids, dtype=np.int32) for encoding in encodings if len(ids := encoding.ids) >= SHORTEST]
     if not sentences:
         raise TesseraError(f"{file}: must hold sentences of at least {SHORTEST} words; got none.")
     starts = np.concatenate([[0], np.cumsum([len(sentence) for sentence in sentences])])
@@ -273,7 +272,8 @@ def hide(
     `split_facts` of them then moves to where a border behind every so many tokens cuts the fact in two.
     """
     spans = draw_noise(books, length - RESERVED - sum(len(fact) for fact in facts), random)
-    positions = sorted(random.randint(0, sum(span.num_sentences for span in spans)) for _ in facts)
+    sentences = sum(span.num_sentences for span in spans)
+    positions = sorted(random.randint(0, sentences) for _ in facts)
     if segment and split_facts:
         positions = _across_borders(segment, split_facts, positions, facts, spans, random)
     return Context(tuple(spans), tuple(facts), tuple(positions), lookalikes)
