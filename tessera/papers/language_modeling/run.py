@@ -51,7 +51,7 @@ _RATES_BY_DEPTH = {  # of one, four and eight blocks, where they were searched
     "transformer": (2e-3, 5e-3, 5e-3),
     "transformer_rope": (3e-3, 5e-3, 5e-3),
     "transformer_alibi": (5e-3, 3e-3, 3e-3),
-    V2: (3e-3,),
+    V2: (3e-3, 5e-3),
 }
 # The peak learning rates that the trainings of "cpu" chose (table "Learning rates").
 RATES: dict[tuple[str, int], float] = {
@@ -182,7 +182,7 @@ BUDGETS = {
         Trainings(MAIN_NAMES, (8,), first=False),
         Trainings(OTHER_KERNELS, (1, 4), first=False),
         Trainings((V2,), (1,), rates=_TRIED),
-        Trainings((V2,), (4,), rates=_TRIED[:3]),
+        Trainings((V2,), (4,), rates=(*_TRIED[:3], 5e-3)),
         Trainings((V2,), (1, 4)),
         Trainings((V2,), (1, 4), first=False),
     ),
