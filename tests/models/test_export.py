@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch._inductor import config as inductor_config
 from torch.export import AdditionalInputs, export
 from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
 
@@ -154,7 +155,8 @@ def test_compiled_the_loss_is_the_same_and_so_are_the_gradients_in_training(name
     for forward in (model, torch.compile(model, backend=backend, fullgraph=name not in SEVERAL_GRAPHS)):
         model.zero_grad()
         torch.manual_seed(0)
-        loss = forward(ids, labels=ids, **options).loss
+        with inductor_config.patch(fallback_random=True):  # v2 draws delays, and Inductor has random numbers of its own
+            loss = forward(ids, labels=ids, **options).loss
         if training:
             loss.backward()
         gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
