@@ -76,7 +76,7 @@ class Fingerprint:
             self.acting = [_acting(module) for module in self.adapted]
             self.structure = _digest(json.dumps(_meaning(stack.config), sort_keys=True, default=str))
         adapters = sorted({name for names in self.acting for name in names})
-        rows: list[str] = next((told["adapter_names"] for told in told_by_row(self.adapted)), [])
+        rows: list[str] = next((call["adapter_names"] for call in calls_by_row(self.adapted)), [])
         adapters += list(rows) if len({*rows}) > 1 else []
         structure = _digest(f"{self.structure} {adapters}") if adapters else self.structure
         return f"{structure}:{'' if stack.training else self._numbers(begins)}"
@@ -184,14 +184,18 @@ def _adapted(model: Any) -> list[Any]:
 def _acting(adapted: Any) -> list[str]:
     """The names of the adapters that a module holds and does not leave out, for some row at least."""
     held = set() if adapted.disable_adapters else adapted._get_available_adapters()
-    told = told_by_row([adapted])
-    return [name for name in (sorted({*told[0]["adapter_names"]}) if told else adapted.active_adapters) if name in held]
+    by_row = calls_by_row([adapted])
+    names = sorted({*by_row[0]["adapter_names"]}) if by_row else adapted.active_adapters
+    return [name for name in names if name in held]
 
 
-def told_by_row(adapted: Sequence[Any]) -> list[dict[str, Any]]:
-    """What PEFT hands to modules with adapters while the rows of a batch are told theirs: `adapter_names`, by name."""
+def calls_by_row(adapted: Sequence[Any]) -> list[dict[str, Any]]:
+    """The arguments that PEFT calls modules with adapters by, while each row of a batch has an adapter of its own.
+
+    They hold `adapter_names`; whoever puts other names there calls the modules by those.
+    """
     keywords = [getattr(hook, "keywords", {}) for module in adapted for hook in module._forward_pre_hooks.values()]
-    return [told for told in keywords if "adapter_names" in told]
+    return [arguments for arguments in keywords if "adapter_names" in arguments]
 
 
 def _digest(text: str) -> str:

@@ -37,11 +37,12 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     problems: list[str] = []
     overridden, anew = apply_overrides(mapping, overrides, problems)
     for name, section in anew.items():
-        if name.endswith(("model", "base")):
+        if name.rpartition(".")[2] in ("model", "base") and isinstance(section.get("type"), str):
             keep_fitting_sizes(section, [key.removeprefix(f"{name}.") for key in overridden])
 
     def report(key: str, message: str) -> None:
-        ours = any(f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.") for name in overridden)
+        stem = key.rstrip(":")
+        ours = any(f"{stem}.".startswith(f"{name}.") or name.startswith(f"{stem}.") for name in overridden)
         where = COMMAND_LINE if ours else str(path)
         example = f" For example {EXAMPLES[key]}." if key in EXAMPLES and "a mapping" in message else ""
         problems.append(f"{where}: {key} {message}{example}")

@@ -296,11 +296,13 @@ def a_state_grows_as_it_says(case: ModelCase) -> None:
         pairs.append(sum(pairs_per_query(model.config, length)))
     grown, said = (sizes[1] - sizes[0]) / half, state_bytes_per_token(model, torch.float64)
     assert abs(grown - said) <= 0.1 * said, f"each token adds {grown:.0f} bytes; state_bytes_per_token says {said:.0f}"
-    dearer, told = flops[1] - flops[0], 2 * sum(recall_widths(model.config)) * (pairs[1] - pairs[0])
+    dearer, expected = flops[1] - flops[0], 2 * sum(recall_widths(model.config)) * (pairs[1] - pairs[0])
     if grown and not dearer:  # it compares by no product of matrices: PyTorch counts no others
         return
     texts = f"behind {2 * half} tokens and not {half} a token costs"
-    assert abs(dearer - told) <= 0.1 * told, f"{texts} {dearer} FLOPs more; pairs_per_query says {told}: {pairs} pairs"
+    assert abs(dearer - expected) <= 0.1 * expected, (
+        f"{texts} {dearer} FLOPs more; pairs_per_query says {expected}: {pairs}"
+    )
 
 
 def bfloat16_is_near(case: ModelCase) -> None:

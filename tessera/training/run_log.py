@@ -265,13 +265,13 @@ class RunLog(TrainingLog):
             self._tell(tracker, tracker.log, values, self._step)
 
     def _tell(self, tracker: Tracker, call: Callable[..., object], *arguments: Any) -> None:
-        """A tracker that fails is named once and hears no more: the run goes on, and its own files have every line."""
+        """A tracker that fails is named once and gets nothing more. The run goes on; its own files have every line."""
         try:
             call(*arguments)
         except Exception as error:
             self.trackers = [other for other in self.trackers if other is not tracker]
-            heard = f"{tracker.name} failed ({first_line(error)}) and hears no more"
-            logger.warning(f"training.report_to: {heard}. {self.metrics.path} has every line.")
+            failure = f"{tracker.name} failed ({first_line(error)}) and gets nothing more"
+            logger.warning(f"training.report_to: {failure}. {self.metrics.path} has every line.")
             if call is not tracker.close:
                 self._tell(tracker, tracker.close)
 

@@ -266,6 +266,21 @@ def test_keys_by_chance_are_scanned_after_a_few_rounds(monkeypatch):
     assert rounds == [2, 8], "leaves, of 256"
 
 
+@pytest.mark.parametrize(("query", "slope", "rounds"), [(5, 20.0, [2, 16]), (77, 60.0, [2, 14]), (77, 20.0, [2, 8, 9])])
+def test_a_query_reads_few_leaves_at_once_and_of_many_the_best_first(query, slope, rounds, monkeypatch):
+    """Few are at most 16 of 256, more than the 8 that tell of the others."""
+    seen, read = [], search._Reader._read_leaves
+    monkeypatch.setattr(
+        search._Reader,
+        "_read_leaves",
+        lambda self, needed, floor: seen.append(int(needed[0].sum())) or read(self, needed, floor),
+    )
+    keys = near_a_plane(2, 2048, 12)
+    index = tessera.recall.build(keys, random(2, 2048, 2))
+    index.recall(keys[:, query : query + 1], kernel="biweight", slope=slope)
+    assert seen == rounds
+
+
 @pytest.mark.parametrize("wide", [0, 1, 2], ids="head {} by chance".format)
 @pytest.mark.parametrize("kernel", ["gaussian", *KERNELS])
 def test_heads_with_keys_by_chance_are_scanned_and_the_others_pruned(kernel, wide, monkeypatch):

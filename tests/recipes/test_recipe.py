@@ -85,6 +85,11 @@ def test_another_kind_on_the_command_line_keeps_of_the_file_section_the_sizes_al
         "base": {"type": "gpt2"},
         "segment_size": 8,
     }
+    for kind in ("null", "5", "[1]", "{a: 1}"):
+        (line,) = problems(recipe, content, [f"model.type={kind}"])
+        assert line.startswith("command line: model")
+    (line,) = problems(recipe, content, ["model.kernel.base={name: knn}", "model.kernel.base.name=relumax"])
+    assert line.startswith("command line: model.kernel: kernel 'knn': base must be one of")
     (line,) = problems(recipe, armt, ["model.type=transformer", "model.segment_size=8"])
     assert line.startswith("command line: model.segment_size is not a known key")
 

@@ -107,7 +107,7 @@ def test_a_tracker_that_fails_costs_neither_the_run_nor_the_others(go, tmp_path,
     assert fails == "finish" or calls == ["log", "finish"]
     assert scalars(tmp_path / "run" / "tensorboard", "train/loss") == pytest.approx(records(tmp_path / "run", "loss"))
     (said,) = [record.getMessage() for record in heard.records if "report_to" in record.getMessage()]
-    assert said.startswith("training.report_to: wandb failed (no network) and hears no more.")
+    assert said.startswith("training.report_to: wandb failed (no network) and gets nothing more.")
 
 
 def test_a_tracker_that_cannot_start_is_one_line(go, monkeypatch):

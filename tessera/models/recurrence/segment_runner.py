@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from tessera.base.errors import TesseraError, expect
-from tessera.models.fingerprint import told_by_row
+from tessera.models.fingerprint import calls_by_row
 from tessera.models.forking import fitting
 from tessera.models.recurrence.base_model import computes_twice, expect_as_many_calls, position_table, skips_padding
 from tessera.models.recurrence.collector import Collector, Seen, SegmentResult
@@ -121,16 +121,16 @@ class SegmentRunner:
             memories.parts = [(rows, open_.memory and open_.memory.recordable()) for rows, open_ in cache.groups]
         lengths = [(rows, open_.length) for rows, open_ in opened.items()]
         cut = (config.segment_size, config.segment_alignment, self.joins_rows, lengths, use_cache, extend_segment)
-        segments, told = list(text.segments(*cut)), self._told_by_row(text.shape[0])
-        names = told[0]["adapter_names"] if told else []
+        segments, calls = list(text.segments(*cut)), self._calls_by_row(text.shape[0])
+        names = calls[0]["adapter_names"] if calls else []
         expect_as_many_calls(self.base, sum(map(len, segments)))
         for spans in segments:
             for span in spans:  # as a rule one
                 segment = self._segment(text, span, opened.pop(span.rows, None), collector)
                 # Of a row, gradients stop behind a segment that at least `backprop_segments` follow.
                 is_cut = [most is not None and following >= most for following in span.following]
-                for keywords in told:
-                    keywords["adapter_names"] = [names[row] for row in span.rows]
+                for arguments in calls:
+                    arguments["adapter_names"] = [names[row] for row in span.rows]
                 asks = segment.needed != "nothing" or segment.hidden_states or segment.attentions
                 with torch.set_grad_enabled(torch.is_grad_enabled() and (asks or not all(is_cut))):
                     result = self.run(segment, memories.take(span.rows))
@@ -142,25 +142,25 @@ class SegmentRunner:
                 memories.put(span.rows, result.memory and result.memory.detach_rows(is_cut))
             if keep_states and any(span.close for span in spans):  # all of them in memory at once
                 states.append(memories.all(self.model.unread))
-        for keywords in told:
-            keywords["adapter_names"] = names
+        for arguments in calls:
+            arguments["adapter_names"] = names
         total = text.shape[1] + (0 if cache is None else cache.total)
         after = SegmentCache(tuple(open_groups), total, self.fingerprint) if use_cache else None
         end = memories.all(self.model.unread)
         known = tuple(replace(state, model=self.fingerprint) for state in states if state)
         return Reading(end and replace(end, model=self.fingerprint), after, known)
 
-    def _told_by_row(self, rows: int) -> list[dict[str, Any]]:
-        """Where PEFT's adapters of each row are told; of a memory that an adapter has copies of, there is only one."""
-        told, where = told_by_row(self.model._fingerprint.adapted), type(self.model).__name__
-        if told:
-            got = len(told[0]["adapter_names"])
+    def _calls_by_row(self, rows: int) -> list[dict[str, Any]]:
+        """See `calls_by_row`; refused where adapters have copies of the memory, of which all rows would read one."""
+        calls, where = calls_by_row(self.model._fingerprint.adapted), type(self.model).__name__
+        if calls:
+            got = len(calls[0]["adapter_names"])
             expect(got == rows, where, "adapter_names", f"be one for each of {rows} rows", got)
             copied = any(hasattr(getattr(self.model, name), "modules_to_save") for name in self.model.memory_modules)
             advice = "Read the rows of each adapter by themselves, after set_adapter."
             needed = "be left out where adapters have memories of their own"
             expect(not copied, where, "adapter_names", needed, f"{got} names", advice)
-        return told
+        return calls
 
     def _segment(self, text: SegmentedInput, span: Span, before: OpenSegment | None, collector: Collector) -> Segment:
         embeddings, visible, read = text.embeddings(span), text.visible(span), 0
