@@ -16,10 +16,10 @@ COMMAND_LINE = "command line"
 KINDS = ("type", "name")  # the keys that say which other keys a section has
 # By the names of different types. They stay when a model gets another type: models are compared at one size.
 SIZES = (
-    ("hidden_size",),
-    ("num_layers", "num_hidden_layers"),
-    ("num_heads", "num_attention_heads"),
-    ("intermediate_size",),
+    ("hidden_size", "n_embd", "d_model"),
+    ("num_layers", "num_hidden_layers", "n_layer", "n_layers"),
+    ("num_heads", "num_attention_heads", "n_head", "n_heads"),
+    ("intermediate_size", "n_inner", "ffn_dim"),
 )
 _read_once = cache(read_yaml)
 

@@ -85,6 +85,23 @@ def test_another_kind_on_the_command_line_keeps_of_the_file_section_the_sizes_al
         "base": {"type": "gpt2"},
         "segment_size": 8,
     }
+    four_layers = ["model.type=gpt2", "model.num_hidden_layers=4"]  # not the file's one, by the name of another type
+    assert recipe(content, four_layers[::order]).model == gpt2 | {"num_hidden_layers": 4}
+    gpt2_of_base = {"type": "gpt2", "hidden_size": 8, "num_attention_heads": 2}
+    assert recipe(armt, ["model.base.type=gpt2"]).model["base"] == gpt2_of_base
+    own_names = {"type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_inner": 40}
+    llama = gpt2 | {"type": "llama", "intermediate_size": 40}
+    assert recipe({"model": own_names}, ["model.type=llama"]).model == llama
+    assert recipe({"model": llama}, ["model.type=qwen2"]).model == llama | {"type": "qwen2"}
+    dropout = recipe(content, ["model.type=transformer", "model.dropout=0.5"][::order]).model["dropout"]
+    assert dropout == 0.5  # meant for the new type, also where it is written first
+    of_kernel = ["model.kernel={base: gaussian, k: 4}", "model.kernel.name=knn"]
+    assert recipe(MINIMAL, of_kernel).model["kernel"] == {"name": "knn", "base": "gaussian", "k": 4}
+    assert recipe({"name": "one", **MINIMAL}, ["name=two"]).model == MINIMAL["model"]
+    (line,) = problems(recipe, content, ["model.type=transfomer"])
+    assert line.startswith("command line: model.type must be a known model type: got 'transfomer'")
+    (line,) = problems(recipe, content, ["model.type=armt"])
+    assert line.startswith("command line: model.base must be a model section")
     for kind in ("null", "5", "[1]", "{a: 1}"):
         (line,) = problems(recipe, content, [f"model.type={kind}"])
         assert line.startswith("command line: model")
