@@ -4,6 +4,7 @@ A source yields documents, a document yields pieces of text, and nothing larger 
 """
 
 import glob
+import json
 import logging
 import os
 import re
@@ -121,6 +122,10 @@ def _registered_source(name: str, split: str) -> TextSource:
     where, source = f"data source {name!r}", SOURCES[name](split)
     expect(name not in BUNDLED, where, "its name", f"be none of {', '.join(BUNDLED)}", name)
     expect(isinstance(source, TextSource), where, "its function", "return a TextSource", type(source).__name__)
+    try:
+        json.dumps(source.identity)
+    except (TypeError, ValueError):
+        expect(False, where, "its identity", "be of values that JSON has", repr(source.identity))
 
     def documents() -> Iterator[Document]:
         for document in source.documents():

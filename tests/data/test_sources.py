@@ -4,12 +4,13 @@ import gzip
 import hashlib
 import os
 import re
+from pathlib import Path
 
 import datasets
 import pytest
 
 from tessera.data import sources
-from tessera.data.sources import BUNDLED, STORIES, story_files, text_files, text_source
+from tessera.data.sources import BUNDLED, SOURCES, STORIES, TextSource, story_files, text_files, text_source
 from tests.refusals import refused
 
 
@@ -121,6 +122,20 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("one")
     monkeypatch.setattr(sources, "checksum", failing)
     refused(r"a\.txt: cannot be read \(Permission denied\)\.", text_source, str(tmp_path / "a.txt"))
+
+
+def test_a_source_of_ones_own_is_known_by_its_name_and_what_it_says_of_its_text(monkeypatch):
+    def registered(name, documents, *identity):
+        monkeypatch.setitem(SOURCES._entries, name, lambda split: TextSource(name, lambda: iter(documents), identity))
+        return text_source(name)
+
+    source = registered("mine", [iter(["ki", "ng"]), "one queen"], 1)
+    assert [list(document) for document in source.documents()] == [["king"], ["one", " queen"]]
+    assert registered("mine", [], 1).identity == source.identity
+    assert registered("mine", [], 2).identity != source.identity
+    assert registered("other", [], 1).identity != source.identity
+    refused("its name must be none of stories, novels, test_books; got novels", registered, "novels", ["a king"])
+    refused("its identity must be of values that JSON has; got .*PosixPath", registered, "mine", [], Path("a.txt"))
 
 
 def test_a_misspelt_file_is_not_asked_for_on_the_hub(tmp_path, monkeypatch):
