@@ -192,10 +192,14 @@ def _acting(adapted: Any) -> list[str]:
 def calls_by_row(adapted: Sequence[Any]) -> list[dict[str, Any]]:
     """The arguments that PEFT calls modules with adapters by, while each row of a batch has an adapter of its own.
 
-    They hold `adapter_names`; whoever puts other names there calls the modules by those.
+    They hold `adapter_names`; whoever puts other names there calls the modules by those. Of each module they are those
+    of its last hook, which PEFT calls by: a call that raised leaves its own there.
     """
-    keywords = [getattr(hook, "keywords", {}) for module in adapted for hook in module._forward_pre_hooks.values()]
-    return [arguments for arguments in keywords if "adapter_names" in arguments]
+    calls: list[dict[str, Any]] = []
+    for module in adapted:
+        keywords = [getattr(hook, "keywords", {}) for hook in module._forward_pre_hooks.values()]
+        calls += [arguments for arguments in keywords if "adapter_names" in arguments][-1:]
+    return calls
 
 
 def _digest(text: str) -> str:

@@ -86,6 +86,14 @@ def test_one_weight_that_is_written_past_pytorch_is_seen_in_its_turn():
     refused("other weights", lambda: [go_on(model, state) for _ in model.parameters()])
 
 
+def test_one_weight_that_is_written_past_pytorch_is_seen_where_a_text_begins():
+    model = v1(num_layers=4).double().eval()
+    read(model)
+    for weight in list(model.parameters())[:3]:
+        weight.data.add_(1)
+        go_on(copy.deepcopy(model), read(model))
+
+
 @pytest.mark.parametrize("make", [v1, v2])
 @pytest.mark.parametrize("changes", [{"kernel": "biweight"}, {"num_layers": 1}, {"num_layers": 3}])
 def test_another_configuration_is_refused(make, changes):

@@ -108,15 +108,21 @@ def test_each_row_has_its_own_adapter(name):
     names, mask = ["default", "other", "__base__"], torch.ones_like(ids)
     mask[0, 12:] = mask[1, :7] = 0  # in segments of 8: the first row ends, the second begins late
 
-    def of(row, name):
+    def of(row, name, generate=False):
         adapted.set_adapter("default" if name == "__base__" else name)
         with adapted.disable_adapter() if name == "__base__" else nullcontext():
-            return adapted(input_ids=row).logits
+            return adapted.generate(input_ids=row, **made) if generate else adapted(input_ids=row).logits
 
     logits = adapted(input_ids=ids, attention_mask=mask, adapter_names=names).logits
     for row, name in enumerate(names):
         is_token = mask[row].bool()
         torch.testing.assert_close(logits[row, is_token], of(ids[row, is_token][None], name)[0])
+    made = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    starts = [0, 7, 13]  # in two segments
+    mask = torch.arange(21) >= torch.tensor(starts)[:, None]
+    answers = adapted.generate(input_ids=ids, attention_mask=mask.long(), adapter_names=names, **made)[:, 21:]
+    for row, (name, start) in enumerate(zip(names, starts)):
+        assert answers[row].tolist() == of(ids[row, start:][None], name, generate=True)[0, 21 - start :].tolist()
     adapted.set_adapter("default")
     whole = adapted(input_ids=ids, adapter_names=names).logits
     state = adapted(input_ids=ids[:, :9], adapter_names=names, use_cache=True).past_key_values
@@ -124,6 +130,33 @@ def test_each_row_has_its_own_adapter(name):
     refused("another configuration or adapter", adapted, **rest)
     torch.testing.assert_close(adapted(**rest, adapter_names=names).logits, whole[:, 9:])
     refused("another configuration or adapter", adapted, **rest, adapter_names=names[::-1])
+
+
+@pytest.mark.parametrize("name", ["v1 published", "armt around gpt2"])
+@torch.no_grad()
+def test_the_adapter_of_all_rows_need_not_be_the_active_one(name):
+    adapted, ids = with_two_adapters(CASES[name].build()).double(), tokens(2, 21)
+    others = {"adapter_names": ["other"] * 2}
+    state = adapted(input_ids=ids[:, :9], **others, use_cache=True).past_key_values
+    rest = {"input_ids": ids[:, 9:], "past_key_values": state}
+    refused("another configuration or adapter", adapted, **rest)
+    whole = adapted(input_ids=ids, **others).logits[:, 9:]
+    torch.testing.assert_close(adapted(**rest, **others).logits, whole)
+    adapted.set_adapter("other")
+    torch.testing.assert_close(adapted(**rest).logits, whole)
+
+
+@pytest.mark.parametrize("name", ["v1 published", "armt around gpt2"])
+@torch.no_grad()
+def test_names_of_a_call_that_raised_are_not_those_of_the_next_one(name):
+    """PEFT leaves them on its modules, where those of a later call act in their place."""
+    adapted, ids = with_two_adapters(CASES[name].build()).double(), tokens(2, 21)
+    names = ["default", "other"]
+    expected = adapted(input_ids=ids, adapter_names=names, use_cache=True)
+    rest = {"input_ids": ids, "past_key_values": expected.past_key_values}
+    refused("another configuration or adapter", adapted, **rest, adapter_names=names[::-1])
+    torch.testing.assert_close(adapted(input_ids=ids, adapter_names=names).logits, expected.logits)
+    adapted(**rest, adapter_names=names)
 
 
 @torch.no_grad()
