@@ -269,9 +269,10 @@ class RunLog(TrainingLog):
         try:
             call(*arguments)
         except Exception as error:
+            if tracker in self.trackers:
+                failure = f"{tracker.name} failed ({first_line(error)}) and gets nothing more"
+                logger.warning(f"training.report_to: {failure}. {self.metrics.path} has every line.")
             self.trackers = [other for other in self.trackers if other is not tracker]
-            failure = f"{tracker.name} failed ({first_line(error)}) and gets nothing more"
-            logger.warning(f"training.report_to: {failure}. {self.metrics.path} has every line.")
             if call is not tracker.close:
                 self._tell(tracker, tracker.close)
 
