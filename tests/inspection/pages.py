@@ -14,6 +14,7 @@ import torch
 import tessera
 from tessera.data.tokenizers import byte_tokenizer
 from tessera.inspection import Trace, trace, trace_memory
+from tessera.inspection.page import NONE, OCTAVE
 from tests.inspection.models import build, gpt2, v1, with_memories
 
 TOKENIZER = byte_tokenizer()
@@ -57,6 +58,17 @@ def arrays_of(page: str) -> Callable[[list], np.ndarray]:
     """What a page holds under a reference to floats."""
     packed = _parts_of(page)[1]
     return lambda told: np.frombuffer(packed, np.uint8, 4 * told[2], told[1]).reshape(4, -1).T.copy().view("<f4")[:, 0]
+
+
+def weights_of(page: str) -> Callable[[list], np.ndarray]:
+    """What a page holds under a reference to weights."""
+    packed = _parts_of(page)[1]
+
+    def read(told: list) -> np.ndarray:
+        steps = np.frombuffer(packed, np.uint8, 2 * told[2], told[1]).reshape(2, -1).T.copy().view("<u2")[:, 0]
+        return np.where(steps == NONE, 0, 2 ** (steps / -OCTAVE))
+
+    return read
 
 
 def _parts_of(page: str) -> tuple[bytes, bytes]:

@@ -13,7 +13,7 @@ import tessera.inspection.page as page_module
 from tessera.inspection.page import page_of, write_page
 from tessera.inspection.trace import SegmentTrace
 from tests.covering import some
-from tests.inspection.pages import armt_trace, arrays_of, data_of, long_trace, mosaic_trace
+from tests.inspection.pages import armt_trace, arrays_of, data_of, long_trace, mosaic_trace, weights_of
 from tests.refusals import refused
 
 HOSTILE = "</script><img src=x onerror=alert(1)>{{DATA}}&lt;<!--\x00\u202e\ud800"
@@ -63,9 +63,9 @@ def test_long_texts_and_many_pairs_take_at_most_8_megabytes(steps, pairs, num_me
 
 
 def segments_of(count, size, layers):
-    """Random numbers; no segment gates the first layer."""
+    """Random numbers; no segment gates the first layer, nor the first one any."""
     written, erased, read, norm, gamma = torch.rand(5, count, layers)
-    gamma[:, 0] = torch.nan
+    gamma[:, 0] = gamma[0] = torch.nan
     return SegmentTrace(
         written, erased, read, norm, gamma, size * torch.arange(count), torch.rand(count * size, layers)
     )
@@ -82,9 +82,20 @@ def test_thousands_of_segments_are_a_strip_of_a_few_hundred_columns():
     torch.testing.assert_close(
         torch.from_numpy(norm[[0, -1]]), torch.stack([segments.norm[:40].mean(0), segments.norm[-25:].mean(0)])
     )
-    assert np.isnan(values(told["gamma"]).reshape(-1, 12)).all(0).tolist() == [True] + 11 * [False]
+    of_layers = np.isnan(values(told["gamma"]).reshape(-1, 12))
+    assert of_layers.any(0).tolist() == of_layers.all(0).tolist() == [True] + 11 * [False]
     assert told["reads"][::2] == ["w2", 15_625 * 4 * 12]
     assert told["largestRead"] == float(segments.reads.max())
+
+
+def test_what_is_no_number_is_shown_as_nothing_and_breaks_no_page():
+    """As of a model that diverged."""
+    segments = segments_of(5, 4, 2)
+    segments.reads[3:8, 0] = torch.tensor([float("nan"), float("inf"), 0.0, 2.0, 1.0])
+    page = page_of([replace(long_trace(20, 4000), segments=segments)], ["long"])
+    told = data_of(page)[0]["segments"]
+    assert told["largestRead"] == 2
+    assert weights_of(page)(told["reads"])[[6, 8, 10, 12, 14]].tolist() == [0, 1, 0, 1, 0.5]
 
 
 def test_each_of_few_segments_is_a_column():

@@ -114,15 +114,13 @@ class _Arrays:
         return self._add("m4", thousandths, _signs_last)
 
     def weights(self, tensor: Tensor | None) -> list[object] | None:
-        """Numbers in [0, 1], by their logarithms; 0 stays 0, and no other number becomes 0."""
+        """Numbers in [0, 1], by their logarithms; 0 stays 0, and no other number becomes 0; what is none is 0."""
         return None if tensor is None else self.logarithms(tensor.double().log())
 
     def logarithms(self, tensor: Tensor | None) -> list[object] | None:
         """The same, given natural logarithms."""
-        octave = -OCTAVE / math.log(2)
-        return self._add(
-            "w2", tensor, lambda logs: (logs.double() * octave).round().clamp(0, NONE).numpy().astype("<u2")
-        )
+        steps = None if tensor is None else (tensor.double() * (-OCTAVE / math.log(2))).round()
+        return self._add("w2", steps, lambda them: them.nan_to_num(NONE).clamp(0, NONE).numpy().astype("<u2"))
 
 
 def _signs_last(values: Tensor) -> np.ndarray:
@@ -177,7 +175,7 @@ def _segments(segments: SegmentTrace, arrays: _Arrays) -> dict[str, object]:
     count, layers = segments.written.shape
     merged, names = max(1, -(-count // COLUMNS)), ("written", "erased", "read", "norm", "gamma")
     columns = {name: [part.nanmean(0) for part in getattr(segments, name).split(merged)] for name in names}
-    largest = 0.0 if segments.reads is None else float(segments.reads.max())
+    largest = 0.0 if segments.reads is None else float(segments.reads.nan_to_num(0, 0).max())
     return {
         "count": count,
         "merged": merged,
