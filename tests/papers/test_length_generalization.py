@@ -11,7 +11,7 @@ import torch
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.papers.experiment import RunSelection
-from tessera.papers.length_generalization.report import EXPERIMENT, FACTORS, SETTINGS, evaluate, half, sharper
+from tessera.papers.length_generalization.report import EXPERIMENT, FACTORS, SETTINGS, _row, evaluate, half, sharper
 from tessera.papers.length_generalization.task import MultiQueryRecall, Sort, distinct, num_pairs, vocabularies
 from tessera.tasks.task import TokenExamples
 from tests.tasks.cases import case_of
@@ -180,6 +180,13 @@ def test_sharper_memories_at_the_longest_length_that_still_works():
     scores["2"]["token_accuracy"][0] = 0.4
     assert set(sharper(model, setting, scores, "cpu")["sharper"]) == {"1"}
     assert sharper(torch.nn.Linear(1, 1), setting, scores, "cpu") == {}
+
+
+def test_a_length_that_not_all_seeds_have_says_so():
+    cells = _row("sort", "triweight", [{"1": (0.5, 0.1), "2": (0.25, 0.1)}, {"1": (0.75, 0.1)}], [1.0, 2.0, 4.0])
+    assert cells[1] == "2"
+    assert "(1 of 2 seeds)" in cells[3]
+    assert "seeds" not in cells[2] + cells[4]
 
 
 def test_where_a_curve_falls_below_one_half():
