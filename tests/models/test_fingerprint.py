@@ -55,10 +55,18 @@ def put_in_place(model, others):
             setattr(module, name, getattr(other, name))
 
 
+def exchange_leaves(model, others):
+    for module, other in zip(list(model.modules()), list(others.modules())):
+        for name, child in other.named_children():
+            if not list(child.children()):
+                setattr(module, name, child)
+
+
 WRITTEN = {  # past what PyTorch counts, but for the first
     "load_state_dict": lambda model, others: model.load_state_dict(others.state_dict()),
     "assigned": lambda model, others: model.load_state_dict(others.state_dict(), assign=True),
     "put in place": put_in_place,
+    "modules": exchange_leaves,
     "into data": lambda model, others: [p.data.copy_(q.data) for p, q in zip(model.parameters(), others.parameters())],
     "data": lambda model, others: [setattr(p, "data", q.data) for p, q in zip(model.parameters(), others.parameters())],
     "in NumPy": lambda model, others: [

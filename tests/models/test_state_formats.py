@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 import torch
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, MambaConfig
+from transformers import AutoModelForCausalLM, MambaConfig, StaticCache
 
 from tessera.armt import wrap_rmt
 from tessera.models.carried_state import read_on
@@ -54,6 +54,15 @@ def test_a_state_of_another_number_of_rows_is_refused(name, held, rows, steps):
     if name == "mamba":
         options = {"cache_params": state, "use_cache": True}
         refused_in_a_line("Mamba: cache_params must have 3 rows", model, tokens(rows, steps) % 60, **options)
+
+
+@torch.no_grad()
+def test_rows_of_a_static_cache_are_known_although_it_counts_its_tokens_in_a_tensor():
+    model, text = BASES["llama"]().float().eval(), tokens(2, 13) % 60
+    _, state = read_on(model, text[:, :9], StaticCache(model.config, 32))
+    refused_in_a_line("must have 3 rows, as the text; got 2", read_on, model, tokens(3, 1) % 60, state)
+    expected = read_on(model, text, None)[0][:, 9:]
+    torch.testing.assert_close(read_on(model, text[:, 9:], state)[0], expected)
 
 
 @torch.no_grad()
