@@ -6,9 +6,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import normalize
 
-from tessera.kernels import KERNELS, Epanechnikov, Gaussian, RectifiedPolynomial, entmax, kernel_from_config
+from tessera.base.devices import imagined
+from tessera.kernels import (
+    KERNELS,
+    EntmaxOfRows,
+    Epanechnikov,
+    Gaussian,
+    RectifiedPolynomial,
+    entmax,
+    kernel_from_config,
+)
 from tessera.kernels.rows import RowKernel
 from tessera.testing.kernels import LAWS, check_kernel, example
 from tests.kernels.contract import all_kernels, identifier
@@ -42,6 +52,33 @@ def test_weights_without_numbers_have_shapes(kernel, visible):
     weights.sum().backward()
     assert weights.is_meta
     assert weights.shape == scores.grad.shape == (2, 3, 5)
+
+
+@KERNEL
+def test_weights_on_an_imagined_device_have_shapes(kernel):
+    """Of tensors without numbers that say that they are on the CPU: `tessera plan` reads models on them."""
+    with FakeTensorMode(), imagined("cuda"):
+        scores = torch.empty(2, 3, 5, requires_grad=True)
+        weights = kernel.weights(scores)
+        weights.sum().backward()
+    assert weights.shape == scores.grad.shape == (2, 3, 5)
+
+
+@KERNEL
+def test_weights_are_mapped_where_nothing_has_a_gradient(kernel):
+    scores = example(3.0)[0]
+    close(torch.vmap(kernel.weights)(scores), kernel.weights(scores))
+
+
+def test_what_rows_learn_has_a_gradient_also_where_scores_have_none():
+    gradients = []
+    for is_learned in (False, True):
+        scores = torch.arange(10, dtype=torch.float64).view(2, 5).div(10).requires_grad_(is_learned)
+        alpha = torch.tensor([[1.3], [1.7]], dtype=torch.float64, requires_grad=True)
+        EntmaxOfRows(alpha).weights(scores).square().sum().backward()
+        gradients.append(alpha.grad)
+    assert gradients[0].abs().min() > 0.01
+    close(*gradients)
 
 
 def keeps_its_weights(self, scaled, workspace):
