@@ -51,6 +51,10 @@ OPERATIONS = {
     "linear_recurrence": (lambda x, keep: linear_recurrence(x, keep)[0], GATED[:2]),
     "gated recurrence": (lambda x, new: linear_recurrence(x, 1 - new, new)[0], GATED[:2]),
     "linear_cross_entropy": (lambda h, w: linear_cross_entropy(h, w, LABELS), [(4, 3), (5, 3)]),
+    "linear_cross_entropy of scaled logits": (
+        lambda h, w: linear_cross_entropy(h, w, LABELS, scale=3.0),
+        [(4, 3), (5, 3)],
+    ),
     "selective_scan": (
         lambda x, step, rate, write, read: selective_scan(x, step, -rate, write, read),
         [(2, 7, 3), (2, 7, 3), (3, 2), (2, 7, 2), (2, 7, 2)],
@@ -157,6 +161,22 @@ def test_torch_func_gives_the_same_gradients(name):
         assert "a forward derivative (jvp, jacfwd) is not there" in refusal
     else:
         torch.testing.assert_close(along.flatten(), jacobian @ direction.flatten())
+
+
+def test_torch_func_takes_bfloat16():
+    """Whose own way on CPUs is an autograd function."""
+    inputs = drawn((1, 2, 9, 3), (1, 2, 9, 3), (1, 2, 9, 4), dtype=torch.bfloat16)
+
+    def total(*inputs):
+        return kernel_regression(*inputs, kernel="gaussian", inverse_bandwidth=0.5).float().sin().sum()
+
+    gradients = torch.func.grad(total, (0, 1, 2))(*inputs)
+    expected = torch.func.grad(total, (0, 1, 2))(*(x.double() for x in inputs))
+    torch.testing.assert_close(gradients, expected, rtol=0.05, atol=0.01, check_dtype=False)
+    logits = linear_cross_entropy(inputs[0][0, 0], inputs[1][0, 0], torch.arange(9))
+    mapped = torch.vmap(lambda x: linear_cross_entropy(x, inputs[1][0, 0], torch.arange(9)))(inputs[0][0])
+    assert mapped.dtype == logits.dtype == torch.float32
+    torch.testing.assert_close(mapped[0], logits, rtol=0.01, atol=0)
 
 
 def test_triton(triton_device):
