@@ -242,5 +242,15 @@ def test_a_wrong_model_is_found_out(name, law):
         LAWS[law](Case(build, registered=False))
 
 
+def test_a_constant_state_with_dearer_tokens_is_found_out():
+    def build():
+        model = CASES["linear attention retnet"].build()
+        model.config.pairs_per_query = lambda context: [context]
+        return model
+
+    with pytest.raises(AssertionError, match="costs 0 FLOPs more; pairs_per_query says"):
+        LAWS["a_state_grows_as_it_says"](Case(build, registered=False))
+
+
 def test_every_law_finds_some_model_wrong():
     assert {law for _, *laws in WRONG.values() for law in laws} == set(LAWS)
