@@ -5,10 +5,12 @@ import os
 import pytest
 import torch
 from torch.nn.functional import normalize
+from transformers import AutoModelForCausalLM, MambaConfig
 
 from tessera.base.errors import TesseraError
 from tessera.kernels.functional import entmax
 from tessera.kernels.rectified_polynomial import EntmaxOfRows
+from tessera.models.mamba import use_selective_scan
 from tessera.ops.association_matrix import read_association, write_association
 from tessera.ops.gated_average import gated_average
 from tessera.ops.gated_linear_attention import gated_linear_attention
@@ -210,10 +212,15 @@ def test_models(name):
     second_derivative_is_right_or_refused(function, [model.get_input_embeddings()(ids)], rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["v1 published", "v2 compact", "linear attention retnet"])
+def mamba():
+    config = MambaConfig(vocab_size=60, hidden_size=16, num_hidden_layers=2, state_size=4, use_cache=False)
+    return use_selective_scan(AutoModelForCausalLM.from_config(config)).double()
+
+
+@pytest.mark.parametrize("name", ["v1 published", "v2 compact", "linear attention retnet", "mamba"])
 def test_each_row_of_a_batch_has_gradients_of_its_own(name):
     """By `torch.func`, as differential privacy and influence functions take them."""
-    model, ids = CASES[name].build(), tokens(3, 9)
+    model, ids = mamba() if name == "mamba" else CASES[name].build(), tokens(3, 9) % 60
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
 
     def loss(weights, row):
