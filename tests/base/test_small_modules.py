@@ -14,7 +14,7 @@ import tessera
 from tessera.base.bar_lines import bar_stream
 from tessera.base.devices import is_exporting
 from tessera.base.errors import TesseraError
-from tessera.base.precision import autocast
+from tessera.base.precision import autocast, without_autocast
 from tessera.base.shapes import Float, Int
 from tessera.base.state import State
 from tessera.kernels import Gaussian
@@ -101,3 +101,9 @@ def test_states_that_could_not_be_told_apart_or_moved_are_refused():
     refused(
         "state AssociationState: tessera.memories.association has one", type, "AssociationState", (State,), same_name
     )
+
+
+def test_nothing_is_cast_on_the_meta_device():
+    """PyTorch knows no autocast of it, and refuses to be asked."""
+    with without_autocast(torch.empty(2, device="meta")) as entered:
+        assert entered is None
