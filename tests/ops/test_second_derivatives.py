@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.nn.functional import normalize
 from transformers import AutoModelForCausalLM, MambaConfig
 
@@ -163,6 +164,16 @@ def test_torch_func_gives_the_same_gradients(name):
         assert "a forward derivative (jvp, jacfwd) is not there" in refusal
     else:
         torch.testing.assert_close(along.flatten(), jacobian @ direction.flatten())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_forward_derivatives_outside_of_torch_func_are_the_same():
+    x, direction = drawn((4, 3), (4, 3))
+    x.requires_grad_()
+    with forward_ad.dual_level():
+        along = forward_ad.unpack_dual(unit_norm(forward_ad.make_dual(x, direction))).tangent
+        refused("a forward derivative", all_kernels()[1].weights, forward_ad.make_dual(x, direction))
+    torch.testing.assert_close(along, torch.func.jvp(unit_norm, (x,), (direction,))[1])
 
 
 def test_torch_func_takes_bfloat16():
