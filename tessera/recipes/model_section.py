@@ -84,6 +84,7 @@ def keep_fitting_sizes(section: dict[str, Any], written: Collection[str]) -> Non
     known = set() if entry.is_preset else _fields(entry)
     for names in SIZES:
         old = [section.pop(name) for name in names if name in section and name not in written]
+        old = [size for size in old if size is not None]  # that type's own default
         fitting = [name for name in names if name in known]
         if old and fitting and section.keys().isdisjoint(names):
             section[fitting[0]] = old[0]

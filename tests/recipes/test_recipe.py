@@ -93,6 +93,8 @@ def test_another_kind_on_the_command_line_keeps_of_the_file_section_the_sizes_al
     llama = gpt2 | {"type": "llama", "intermediate_size": 40}
     assert recipe({"model": own_names}, ["model.type=llama"]).model == llama
     assert recipe({"model": llama}, ["model.type=qwen2"]).model == llama | {"type": "qwen2"}
+    unset = {"type": "transformer", "hidden_size": 8, "num_heads": 2, "intermediate_size": None}
+    assert "intermediate_size" not in recipe({"model": unset}, ["model.type=llama"]).model
     dropout = recipe(content, ["model.type=transformer", "model.dropout=0.5"][::order]).model["dropout"]
     assert dropout == 0.5  # meant for the new type, also where it is written first
     of_kernel = ["model.kernel={base: gaussian, k: 4}", "model.kernel.name=knn"]
