@@ -184,3 +184,6 @@ def test_a_memory_in_segments_is_exported_for_one_length_alone():
         sizes = {"input_ids": {dimension: torch.export.Dim.AUTO}}
         with pytest.raises(TesseraError, match=f"got {free}"):
             export(model, (), {"input_ids": tokens(2, 11)}, dynamic_shapes=sizes)
+        embeddings = {"inputs_embeds": model.get_input_embeddings()(tokens(2, 11)).detach()}
+        with pytest.raises(TesseraError, match=f"got {free}"):
+            export(model, (), embeddings, dynamic_shapes={"inputs_embeds": sizes["input_ids"]})
