@@ -140,7 +140,7 @@ def _registered_source(name: str, split: str) -> TextSource:
 
 
 def _file_source(name: str, files: list[Path], separator: str | None, json_column: str | None = None) -> TextSource:
-    contents = [_content(file) for file in files]
+    contents = [content(file) for file in files]
 
     def documents() -> Iterator[Document]:
         for file in files:
@@ -154,8 +154,11 @@ def _file_source(name: str, files: list[Path], separator: str | None, json_colum
     return TextSource(name, documents, (separator, json_column, *contents))
 
 
-def _content(file: Path) -> tuple[int, int]:
-    """(bytes, checksum) at 1 GB/s: another text may have the name, the size and the time of the one before."""
+def content(file: Path) -> tuple[int, int]:
+    """(bytes, checksum) at 1 GB/s: another text may have the name, the size and the time of the one before.
+
+    Raises `TesseraError` where the file cannot be read.
+    """
     try:
         return file.stat().st_size, checksum(file)
     except OSError as error:

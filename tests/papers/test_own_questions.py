@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 
+from tessera.base import checkpoints
 from tessera.base.errors import TesseraError
 from tessera.evaluation.task_scores import score_batches
 from tessera.ops.linear_cross_entropy import IGNORED
@@ -14,6 +15,7 @@ from tessera.papers.babilong.own_questions import OwnQuestions
 from tessera.papers.babilong.task import BABILong
 from tessera.papers.babilong.vocabulary import decode
 from tessera.tasks.question_answering import NOT_IN_TEXT
+from tests.refusals import refused
 from tests.tasks.cases import answer_to_text
 
 pytestmark = pytest.mark.usefixtures("short_books")
@@ -48,6 +50,14 @@ def test_a_file_of_the_same_size_and_time_is_another_one(file):
     file.write_text(file.read_text().replace("Dark red", "Dark tan"))
     os.utime(file, ns=(written.st_atime_ns, written.st_mtime_ns))
     assert set(before) ^ set(OwnQuestions(file=str(file)).labels) == {"Dark red", "Dark tan"}
+
+
+def test_a_file_that_cannot_be_read_is_named(file, monkeypatch):
+    def failing(*arguments):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(checkpoints, "open", failing, raising=False)
+    refused(r"mine\.jsonl: cannot be read \(Permission denied\)\.", lambda: OwnQuestions(file=str(file)).labels)
 
 
 def test_a_text_is_hidden_whole_and_asked_its_own_questions(file):

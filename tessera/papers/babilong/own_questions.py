@@ -9,9 +9,8 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from tessera.base.checkpoints import checksum
 from tessera.base.errors import expect
-from tessera.data.sources import JSON_ENDINGS, text_files
+from tessera.data.sources import JSON_ENDINGS, content, text_files
 from tessera.papers.babilong.benchmark import read_samples
 from tessera.papers.babilong.sample import has_room
 from tessera.papers.babilong.stories import Question, Story
@@ -104,7 +103,7 @@ class OwnQuestions(BABILong):
     @cached_property
     def _own(self) -> "_OwnTexts":
         paths = [EXAMPLE] if self.file == "example" else text_files(self.file, JSON_ENDINGS)
-        return _read(self.file, tuple((path, checksum(path)) for path in paths))
+        return _read(self.file, tuple((path, content(path)) for path in paths))
 
     @property
     def _questions(self) -> list[Question]:
@@ -142,8 +141,8 @@ class _OwnTexts(NamedTuple):
 
 
 @lru_cache(maxsize=8)
-def _read(name: str, files: tuple[tuple[Path, int], ...]) -> _OwnTexts:
-    """`files`, known by their checksums, too."""
+def _read(name: str, files: tuple[tuple[Path, tuple[int, int]], ...]) -> _OwnTexts:
+    """`files`, known by their contents, too."""
     questions: dict[str, list[Question]] = {}
     answers: dict[tuple[str, str], str] = {}
     for row in chain.from_iterable(read_samples(path, FIELDS) for path, _ in files):
