@@ -21,10 +21,11 @@ from tessera.base.locks import folder_held
 from tessera.base.precision import resolve_precision
 from tessera.base.state import State
 from tessera.data.encoding import uncut
+from tessera.data.sources import FILE_ENDINGS
 from tessera.generation.sampling import Sampling
 from tessera.inspection.trace import is_trace
 from tessera.memory_files.answering import GREEDY, Answer, answer, answers_questions, require_known_words
-from tessera.memory_files.document import Document, is_of_pairs, read_document_text, together
+from tessera.memory_files.document import CONVERTED, Document, is_of_pairs, read_document_text, together
 from tessera.models.carried_state import grows, read_document
 from tessera.models.fingerprint import Fingerprint, acting_weights, difference
 from tessera.models.recurrence.state import MADE_BY
@@ -110,11 +111,13 @@ class Memory:
         `name`: to forget it by; default the file's, of two files of one name the path. `progress`, `precision`: see
         `read_streams`. A text that is there already is not read again; a warning names its document.
         Raises `TesseraError`: no text, the name of a document of another text (as of a file that was changed since),
-        more than the model has positions for.
+        more than the model has positions for, the name of a file that is not there, a model in training mode.
         """
-        self._expect_model("reads")
+        self._expect_reader("reads")
         if isinstance(source, str) and _is_path(source):
             source = Path(source)
+        is_text, advice = not (isinstance(source, str) and _is_file_name(source)), "If it is a text: read([text])."
+        expect(is_text, where, "a string that ends as names of files do", "name one that is there", source, advice)
         origin = _digest(os.path.abspath(source)) if isinstance(source, Path) else ""
         if name is None and isinstance(source, Path):
             name = source.name
@@ -138,10 +141,10 @@ class Memory:
         """The answer to `question`, which the memory does not keep. `cite`: name so many passages that carried it.
 
         `options`: fields of `Sampling` (`max_new_tokens=20`), and see `answer`. Raises `TesseraError` for a question
-        without words, or with words that a model that was trained on questions does not know, and for `cite` where
-        states are not of pairs.
+        without words, or with words that a model that was trained on questions does not know, for `cite` where states
+        are not of pairs, and for a model in training mode.
         """
-        self._expect_model("answers")
+        self._expect_reader("answers")
         chosen = {name: options.pop(name) for name in vars(sampling) if name in options}
         unknown, known = ", ".join(sorted(options.keys() - {"where", "write"})), ", ".join(vars(sampling))
         expect(not unknown, "Memory.ask", "keywords", f"be cite, where, write or of {known}", unknown)
@@ -268,6 +271,12 @@ class Memory:
         expect(self.model is not None, "memories", "the model", "be given", "none", advice)
         self._expect_same_model()
 
+    def _expect_reader(self, what: str) -> None:
+        """A model, in evaluation mode: dropout and random delays would be in what it reads and says."""
+        self._expect_model(what)
+        needed, got, advice = "be in evaluation mode", "one in training mode", "Call model.eval() first."
+        expect(not self.model.training, "memories", "the model", needed, got, advice)
+
     def _expect_same_model(self) -> None:
         """Caches of transformers do not tell of which weights and adapters they are."""
         if self.model is None:
@@ -303,7 +312,7 @@ class Memory:
     def _append(self, document: Document, progress: bool = False) -> None:
         """Read `document` behind the others."""
         self.verify()
-        self._expect_model("reads documents again")
+        self._expect_reader("reads documents again")
         before = None if self.is_of_pairs else self.state
         state = read_document(self.model, document.tokens, before, "memorize", progress, document.precision)
         documents = self.documents
@@ -336,6 +345,10 @@ def _is_path(text: str) -> bool:
         return "\n" not in text and text != "" and Path(text).exists()
     except (OSError, ValueError):  # too long, or with a NUL
         return False
+
+
+def _is_file_name(text: str) -> bool:
+    return "\n" not in text and text.lower().removesuffix(".gz").endswith((*FILE_ENDINGS, *CONVERTED))
 
 
 def made_by(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:

@@ -259,11 +259,34 @@ def test_what_cannot_be_is_said(tmp_path):
         (lambda: memory(make("v1"), "kings").ask("Who?", cite=-1, max_new_tokens=1), "at least 1; got -1"),
         (lambda: read.read("once", pace=3), "the arguments must be those of its signature; .* 'pace'"),
         (lambda: read.read(str(tmp_path)), "must be a plain file of text"),  # it was read as a text of these letters
+        (lambda: read.read("none.txt"), r"name one that is there; got none.txt. If it is a text: read\(\[text\]\)"),
+        (lambda: read.read("my notes.PDF"), "name one that is there"),
+        (lambda: read.read("books/one.txt.gz"), "name one that is there"),
     ]:
         refused(match, mistake)
     (tmp_path / "a.pdf").write_bytes(b"%PDF-1.4")
     refused(r"a.pdf: (needs the package markitdown|cannot be read as pdf)", read.read, tmp_path / "a.pdf")
     assert together([memory(make("v1"), "kings").state]).document is None
+
+
+def test_a_text_that_is_given_as_one_may_look_like_the_name_of_a_file():
+    read = memory(make("v1")).read(["none.txt"]).read("He wrote none.txt\nand more", "two")
+    assert [document.size for document in read.documents] == [8, 26]
+
+
+@pytest.mark.parametrize("kind", ["v2", "gpt2"])
+def test_a_model_in_training_mode_neither_reads_nor_answers(kind, tmp_path):
+    """Its random delays and dropout were in the state: two readings of a text differed, and so did the answers."""
+    model = make(kind)
+    read = memory(model, "kings", "queen")
+    model.train()
+    for mistake in (lambda: read.read("again"), lambda: read.ask("Who?"), lambda: memory(model, "kings")):
+        refused("the model must be in evaluation mode; got one in training mode. Call model.eval", mistake)
+    if kind == "gpt2":
+        refused("in evaluation mode", read.forget, "kings")  # the other document is read again
+        assert read.names == ["kings", "queen"]
+    read.save(tmp_path / "memory")  # what was read before is as it was
+    assert same(Memory(model.eval(), byte_tokenizer()).load(tmp_path / "memory").state, read.state)
 
 
 class ReadsOn(MemoryMosaicLayer):
