@@ -7,7 +7,6 @@ from transformers import PreTrainedModel
 from tessera.base.errors import expect
 from tessera.models.armt import ARMTForCausalLM
 from tessera.models.prmt import PRMTForCausalLM
-from tessera.models.recurrence.layer_hooks import MemoryLayer
 from tessera.models.rmt import RMTForCausalLM
 
 
@@ -51,8 +50,6 @@ def _wrapped(
     model_class: type[Any], model: PreTrainedModel, segment_size: int, num_memory_tokens: int, **options: object
 ):
     expect(isinstance(model, PreTrainedModel), "wrap", "model", "be a Hugging Face model", type(model).__name__)
-    fresh = not any(isinstance(module, MemoryLayer) for module in model.modules())
-    expect(fresh, "wrap", "model", "not be wrapped already", type(model).__name__)
     config = model_class.config_class(
         base_config=model.config, segment_size=segment_size, num_memory_tokens=num_memory_tokens, **options
     )
