@@ -165,6 +165,8 @@ def expect_plain_file(path: Path, where: str, argument: str) -> None:
     """Raise `TesseraError` unless `path` is a file: reading a named pipe would wait for ever."""
     try:
         is_there, reason = path.is_file(), "is no plain file" if path.exists() else "does not exist"
+    except PermissionError as error:
+        is_there, reason = False, f"cannot be read ({error.strerror})"
     except (OSError, ValueError) as error:
         is_there, reason = False, f"is no name ({getattr(error, 'strerror', None) or error})"
     if not is_there:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tessera.base import plugins
 from tessera.base.checkpoints import checksum
@@ -31,6 +31,12 @@ FILE_ENDINGS = (*TEXT_ENDINGS, *JSON_ENDINGS, ".gz", ".md", ".csv", ".tsv", ".pd
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
 
 Document = Iterator[str]
+
+
+class NoTextFileError(TesseraError):
+    """Nothing of a name is a text file."""
+
+
 log = logging.getLogger(__name__)
 
 
@@ -110,12 +116,15 @@ def text_files(source: str | Sequence[str], endings: tuple[str, ...] = TEXT_ENDI
     """The text files that `source` names: "stories", "novels" or "test_books" (all), a file, a folder, a glob, a list.
 
     Of a folder: those in it and below whose names end in `endings`; a warning names what is left out.
-    Raises `TesseraError` for a name without a file.
+    Raises `NoTextFileError` for a name without a file, `TesseraError` for what the system does not let read.
     """
     bundled = BUNDLED.get(source) if isinstance(source, str) else None
     if bundled is not None:
         return sorted([*bundled.glob("*.txt"), *bundled.glob("*.txt.gz")])
-    return [file for name in ([source] if isinstance(source, str) else source) for file in _files(name, endings)]
+    try:
+        return [file for name in ([source] if isinstance(source, str) else source) for file in _files(name, endings)]
+    except PermissionError as error:
+        raise TesseraError(f"{error.filename}: cannot be read ({error.strerror}).") from None
 
 
 def _registered_source(name: str, split: str) -> TextSource:
@@ -179,7 +188,7 @@ def _files(name: str, endings: tuple[str, ...]) -> list[Path]:
         log.warning(f"data source {name!r}: left out, as empty: {', '.join(file.name for file in empty)}")
         files = [file for file in files if file not in empty]
     if not files or not all(file.is_file() for file in files):
-        raise TesseraError(
+        raise NoTextFileError(
             f"data source {name!r}: no such text file. Allowed: stories, a text file, a folder with *{endings[0]} "
             f"files, a glob, a list of those, or a Hugging Face dataset (owner/name or {HUB_PREFIX}name). "
             f"{plugins.ADVICE}"
@@ -191,8 +200,8 @@ def _below(folder: Path, endings: tuple[str, ...]) -> list[Path]:
     """The files in `folder`, then those below, with these endings and not hidden; a warning names the others."""
     files: list[Path] = []
     others: list[Path] = []
-    for path in sorted(folder.rglob("*"), key=lambda path: (len(path.parts), path.name.lower(), path)):
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts):
+    for path in sorted(_visible(folder), key=lambda path: (len(path.parts), path.name.lower(), path)):
+        if path.is_file():
             is_text = path.name.lower().removesuffix(".gz").endswith(endings)
             (files if is_text else others).append(path)
     if files and others:
@@ -200,6 +209,17 @@ def _below(folder: Path, endings: tuple[str, ...]) -> list[Path]:
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
         log.warning(f"data source {str(folder)!r}: only its {', '.join(endings)} files are read, not {names}{more}")
     return files
+
+
+def _visible(folder: Path) -> Iterator[Path]:
+    """What is no folder and not hidden, in it and below. Raises `OSError`, where `rglob` would leave a folder out."""
+
+    def refuse(error: OSError) -> NoReturn:
+        raise error
+
+    for place, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (Path(place, name) for name in names if not name.startswith("."))
 
 
 def _is_hub_name(spec: str) -> bool:

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tessera.base.errors import TesseraError, expect_text, first_line
 from tessera.data.encoding import PIECE, located_tokens
-from tessera.data.sources import BUNDLED, TEXT_ENDINGS, text_files
+from tessera.data.sources import BUNDLED, TEXT_ENDINGS, NoTextFileError, text_files
 from tessera.data.text_files import located_text_of_file, text_of_file, utf8_sizes
 from tessera.memories.pair_memory import PairMemoryState
 from tessera.memories.persistent import PersistentState
@@ -133,14 +133,13 @@ def document_paths(name: str, where: str, argument: str) -> list[Path]:
     if name in bundled and not Path(name).exists():
         return [bundled[name]]
     converted = tuple(CONVERTED) if find_spec("markitdown") else ()
-    below = sorted(Path(name).rglob("*")) if Path(name).is_dir() and not converted else []
-    unread = [path.name for path in below if path.suffix.lower() in CONVERTED]
     try:
         files = text_files(name, (*TEXT_ENDINGS, ".md", *converted))
-        if unread:
-            log.warning(f"{where}: {unread[0]} {NEEDED}")
-        return files
-    except TesseraError:
+    except NoTextFileError:
+        files = []
+    below = sorted(Path(name).rglob("*")) if Path(name).is_dir() and not converted else []
+    unread = [path.name for path in below if path.suffix.lower() in CONVERTED]
+    if not files:
         books = ", ".join(get_close_matches(name, bundled, 3, cutoff=0))
         reason = "does not exist"
         if Path(name).exists():
@@ -149,7 +148,10 @@ def document_paths(name: str, where: str, argument: str) -> list[Path]:
         raise TesseraError(
             f"{where}: {argument} must be a text file, a folder of such, or a bundled book ({books}, ...); got "
             f"{name!r}, which {reason}."
-        ) from None
+        )
+    if unread:
+        log.warning(f"{where}: {unread[0]} {NEEDED}")
+    return files
 
 
 def is_of_pairs(state: Any) -> bool:

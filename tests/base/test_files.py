@@ -4,6 +4,7 @@ import os
 import resource
 import signal
 import socket
+from pathlib import Path
 
 import pytest
 import torch
@@ -124,3 +125,12 @@ def test_what_is_no_plain_file_is_said(tmp_path, name, reason):
     expect_plain_file(tmp_path / "file", "ask", "--samples")
     with pytest.raises(TesseraError, match=f"ask: --samples must be a file; got .*, which {reason}"):
         expect_plain_file(tmp_path / name, "ask", "--samples")
+
+
+def test_a_file_in_a_folder_without_permission_is_not_called_a_wrong_name(tmp_path, monkeypatch):
+    def failing(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_file", failing)
+    with pytest.raises(TesseraError, match=r"which cannot be read \(Permission denied\)"):
+        expect_plain_file(tmp_path / "memory", "ask", "--memory")

@@ -11,6 +11,7 @@ import pytest
 
 from tessera.data import sources
 from tessera.data.sources import BUNDLED, SOURCES, STORIES, TextSource, story_files, text_files, text_source
+from tessera.memory_files.document import document_paths
 from tests.refusals import refused
 
 
@@ -136,6 +137,26 @@ def test_a_source_of_ones_own_is_known_by_its_name_and_what_it_says_of_its_text(
     assert registered("other", [], 1).identity != source.identity
     refused("its name must be none of stories, novels, test_books; got novels", registered, "novels", ["a king"])
     refused("its identity must be of values that JSON has; got .*PosixPath", registered, "mine", [], Path("a.txt"))
+
+
+def test_a_folder_below_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    """Its texts were left out without a word."""
+    for name in ("open", "closed", ".hidden"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text(name)
+    listed = os.scandir
+
+    def scandir(path):
+        if os.path.basename(os.fspath(path)) in ("closed", ".hidden"):
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    message = r"closed: cannot be read \(Permission denied\)\.$"
+    refused(message, text_source, str(tmp_path))
+    refused(message, document_paths, str(tmp_path), "memorize", "FILE")
+    (tmp_path / "closed").rename(tmp_path / "opened")
+    assert texts(text_source(str(tmp_path))) == ["open", "closed"]
 
 
 def test_a_misspelt_file_is_not_asked_for_on_the_hub(tmp_path, monkeypatch):

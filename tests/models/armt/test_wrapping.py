@@ -118,7 +118,7 @@ def test_impossible_options_are_refused(options, message):
 def test_other_refusals():
     model = make()
     refused("not be wrapped already", armt.wrap, model)
-    refused("not be wrapped already", armt.RMTForCausalLM, armt.RMTConfig(base_config=model.config))  # in a recipe's words
+    refused("not be wrapped already", armt.RMTForCausalLM, armt.RMTConfig(base_config=model.config))
     refused("without a learned table", armt.wrap, BASES["llama"](), segment_size=8, own_memory_positions=True)
     refused("be a Hugging Face model", armt.wrap, torch.nn.Linear(2, 2))
     refused("base_config must be given", ARMTForCausalLM, ARMTConfig())
