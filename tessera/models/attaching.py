@@ -16,6 +16,7 @@ from tessera.base.shapes import Int
 from tessera.kernels import Kernel
 from tessera.models.causality import evaluating, expect_causal
 from tessera.models.fingerprint import Fingerprint, expect_same_model
+from tessera.models.forward_arguments import token_ids
 from tessera.recall.token_memory import TokenMemory
 
 
@@ -77,18 +78,13 @@ class Attached:
 
     def _token_ids(self, tokens: Any) -> Int[Tensor, " T"]:
         """`tokens` (T,) as a tensor. Raises `TesseraError` unless they are tokens of the model, before any is read."""
-        try:
-            ids, got = torch.as_tensor(tokens), ""
-        except (TypeError, ValueError, RuntimeError):
-            ids, got = torch.zeros(()), type(tokens).__name__
-        is_ids = ids.dim() == 1 and not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
-        expect(is_ids, "attach", "text", "be text or token ids (T,)", got or f"{ids.dtype} {tuple(ids.shape)}")
+        ids = token_ids("attach", "text", "be text or token ids (T,)", tokens)
         size = self.model.get_input_embeddings().num_embeddings
         lowest, highest = (int(ids.min()), int(ids.max())) if len(ids) else (0, 0)
         needed, got = f"lie in 0..{size - 1}, the model's vocabulary", f"values from {lowest} to {highest}"
         advice = "Does the tokenizer belong to this model?"
         expect(lowest >= 0 and highest < size, "attach", "token ids", needed, got, advice)
-        return ids.long()
+        return ids
 
     def _encoded(self, text: str) -> list[int]:
         expect(self.tokenizer is not None, "attach", "tokenizer", "be given to read text", None)

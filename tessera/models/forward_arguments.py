@@ -178,6 +178,20 @@ def embedded(where: str, embed: Any, input_ids: Tensor) -> Tensor:
         raise TesseraError(message) from None
 
 
+def token_ids(where: str, argument: str, needed: str, tokens: Any) -> Tensor:
+    """`tokens` as integers (T,). Raises `TesseraError` for anything else, which says what the first of them is."""
+    try:
+        ids = torch.as_tensor(tokens)
+        is_ids = ids.dim() == 1 and not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
+    except (TypeError, ValueError, RuntimeError):
+        is_ids = False
+    if is_ids:
+        return ids.long()
+    one = tokens[0] if isinstance(tokens, list) and tokens else tokens
+    got = f"{one.dtype} {tuple(one.shape)}" if isinstance(one, Tensor) else type(one).__name__
+    raise TesseraError(f"{where}: {argument} must {needed}; got {got}.")
+
+
 def check_labels(where: str, labels: Tensor, shape: tuple[int, int], vocab_size: int) -> None:
     """Raise `TesseraError` unless labels are (B, T) token indices or -100; on a GPU the loss's kernel asserts that."""
     expect(tuple(labels.shape) == tuple(shape), where, "labels", f"be {tuple(shape)}", tuple(labels.shape))

@@ -23,7 +23,7 @@ from tessera.models.armt.modeling import ARMTForCausalLM, ARMTState
 from tessera.models.recurrence.base_model import layer_list
 from tessera.models.recurrence.layer_hooks import LayerHooks, MemoryLayer
 from tessera.models.recurrence.segment_runner import Segment
-from tessera.models.recurrence.stream import parts_of, read_stream
+from tessera.models.recurrence.stream import ids_of, parts_of, read_stream
 
 
 class _Skip(LayerHooks):
@@ -101,7 +101,7 @@ def read_stream_diagonally(
     for piece in parts_of(tokens, segments * size):
         end = len(piece) // size * size
         if end:
-            state = _read(model, torch.tensor([piece[:end]], device=device), state)[1]
+            state = _read(model, ids_of(piece[:end])[None].to(device), state)[1]
         if end < len(piece):
             state = read_stream(model, piece[end:], state)
     return state

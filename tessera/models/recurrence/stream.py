@@ -4,11 +4,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from tessera.base.errors import expect
 from tessera.base.precision import autocast
+from tessera.models.forward_arguments import token_ids
 from tessera.models.recurrence.collector import Collector
 from tessera.models.recurrence.modeling import SegmentedForCausalLM
 from tessera.models.recurrence.segmented_input import SegmentedInput
@@ -58,7 +60,7 @@ def read_streams(
         precision: "bf16" (autocast), "fp32", "auto" (bf16 where the hardware multiplies it), or None: as the
             surroundings say.
     Raises:
-        TesseraError: no text, or a memory of other rows or of another model.
+        TesseraError: no text, tokens that are no whole numbers, or a memory of other rows or of another model.
     """
     expect(len(texts) > 0, "read_streams", "texts", "hold at least one", "none")
     state = model.empty_memory(len(texts)) if memory_state is None else memory_state
@@ -73,7 +75,7 @@ def read_streams(
     with progress_bar(progress, total) as bar, autocast(precision, device.type):
         while parts := {row: part for row, rest in reading.items() if (part := next(rest, None))}:
             rows, lengths = tuple(parts), tuple(map(len, parts.values()))
-            tokens = pad_sequence([torch.tensor(part) for part in parts.values()], batch_first=True).to(device)
+            tokens = pad_sequence([ids_of(part) for part in parts.values()], batch_first=True).to(device)
             text = SegmentedInput(tokens, embed, (0,) * len(rows), lengths)
             memories.put(rows, runner.read(text, Collector(text, None), memories.take(rows)).memory)
             bar.update(sum(lengths))
@@ -90,3 +92,8 @@ def parts_of(tokens: Iterable[int], size: int) -> Iterator[list[int]]:
     iterator = iter(tokens)
     while part := list(islice(iterator, size)):
         yield part
+
+
+def ids_of(part: list[int]) -> Tensor:
+    """A part as integers (T,). Raises `TesseraError`: the row of a tensor (1, T), or a text, in place of a token."""
+    return token_ids("read_streams", "tokens", "be whole numbers, one by one (of a tensor (1, T) its row)", part)

@@ -55,6 +55,24 @@ def test_readings_that_cannot_be_are_refused(texts, rows, message):
     refused(message, read_streams, model, texts, None if rows is None else model.empty_memory(rows))
 
 
+@pytest.mark.parametrize(
+    ("stream", "got"),
+    [
+        (tokens(1, 20), r"torch.int64 \(20,\)"),  # what a tokenizer gives with return_tensors="pt"
+        ([[1, 2]], "list"),
+        ("a text", "str"),
+        ({"input_ids": [1, 2]}, "str"),
+        ([1.5], "float"),
+    ],
+)
+def test_what_is_no_stream_of_tokens_is_said(stream, got):
+    """Of a list it said that it must be a sequence, of a text a traceback."""
+    message = rf"tokens must be whole numbers, one by one \(of a tensor \(1, T\) its row\); got {got}\."
+    for read in (read_stream, read_stream_diagonally):
+        refused(message, read, make(), stream)
+    refused(message, read_streams, make(), [stream, [1]])
+
+
 def test_a_reading_in_bfloat16_is_near_and_the_memory_stays_float32(monkeypatch):
     model, ids = make().float(), tokens(1, 29)[0].tolist()
     exact, rounded = read_stream(model, ids, precision="fp32"), read_stream(model, ids, precision="bf16")
