@@ -24,7 +24,7 @@ from tessera.base.checkpoints import checksum
 from tessera.base.errors import TesseraError, first_line
 from tessera.base.files import remove, sync, writing
 from tessera.base.locks import folder_shared
-from tessera.data.encoding import encoded_pieces, uncut
+from tessera.data.encoding import encoded_pieces, opening_tokens, uncut
 from tessera.data.sources import TextSource
 
 if TYPE_CHECKING:
@@ -86,13 +86,13 @@ def open_or_build(
     tokenizer: "PreTrainedTokenizerFast",
     cache: Path,
     *,
-    begin_token: bool = False,
+    begin_token: bool | None = False,
     end_token: bool = True,
     known: Path | None = None,
 ) -> TokenStore:
     """The store of `source` in folder `cache`, tokenised now unless a complete one of the same fingerprint is there.
 
-    Nor where one is in the folder `known`, which is not written into.
+    Nor where one is in folder `known`, which is not written into. `begin_token` None: as the tokenizer begins texts.
 
     Time and memory: one pass over the text, one piece in memory. Raises `TesseraError` for text without tokens, a
     missing begin- or end-of-text token, or a folder that cannot be written.
@@ -151,14 +151,15 @@ def _open(folder: Path, name: str) -> tuple[TokenStore | None, str]:
     return TokenStore(folder, description), ""
 
 
-def _special_tokens(tokenizer: "PreTrainedTokenizerFast", begin: bool, end: bool) -> tuple[list[int], list[int]]:
+def _special_tokens(tokenizer: "PreTrainedTokenizerFast", begin: bool | None, end: bool) -> tuple[list[int], list[int]]:
     for is_used, name, token in (
         (begin, "begin_token", tokenizer.bos_token_id),
         (end, "end_token", tokenizer.eos_token_id),
     ):
         if is_used and token is None:
             raise TesseraError(f"data: {name} must be false for a tokenizer without such a token; got true.")
-    return [tokenizer.bos_token_id] * begin, [tokenizer.eos_token_id] * end
+    before = opening_tokens(tokenizer) if begin is None else [tokenizer.bos_token_id] * begin
+    return before, [tokenizer.eos_token_id] * end
 
 
 def _build(

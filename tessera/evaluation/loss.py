@@ -35,8 +35,8 @@ class EvaluationText:
     """What a model is evaluated on, and how it is cut.
 
     source : the documents. held_out : evaluate on this last fraction of their tokens alone (1: on all). part : these
-    two in words, such as "validation split". context : tokens per sequence. document_ids, begin_token, end_token : see
-    `DataSection`. stores : a folder in which its tokens may be stored already. checksums : those of a run's tokens.
+    two in words. context : tokens per sequence. document_ids, begin_token, end_token : see `DataSection` (begin_token
+    None: as the tokenizer begins texts). stores : a folder in which its tokens may be stored. checksums : of a run's.
     """
 
     source: TextSource
@@ -44,14 +44,14 @@ class EvaluationText:
     held_out: float = 1.0
     context: int = 512
     document_ids: bool = False
-    begin_token: bool = False
+    begin_token: bool | None = False
     end_token: bool = True
     stores: Path | None = None
     checksums: list[int] | None = None
 
     def windows(self, tokenizer: PreTrainedTokenizerFast, limit: int | None, cache: Path) -> ValidationWindows:
         """At most `limit` sequences; tokens are stored in `cache`."""
-        special_tokens = {"begin_token": self.begin_token, "end_token": self.end_token}
+        special_tokens: dict[str, Any] = {"begin_token": self.begin_token, "end_token": self.end_token}
         split = Split.of(open_or_build(self.source, tokenizer, cache, known=self.stores, **special_tokens))
         if self.held_out < 1:
             split = split.divided(self.held_out)[1]

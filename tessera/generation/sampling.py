@@ -12,7 +12,9 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, 
 
 from tessera.base.arguments import explain_all
 from tessera.base.errors import TesseraError, expect, expect_text
+from tessera.data.encoding import opening_tokens
 from tessera.data.text_files import text_of_file
+from tessera.models.carried_state import state_name
 from tessera.models.causality import trial_tokens
 from tessera.models.drafted_generation import DraftedGeneration
 from tessera.models.transformer import context_limit
@@ -68,19 +70,19 @@ def prompt_tokens(
     where: str,
     state: Any = None,
 ) -> Tensor:
-    """Token ids (1, T) of a prompt that `model` can read behind `state` and continue by so many tokens.
+    """Token ids (1, T) of a prompt, the beginning of a text unless behind `state`, and room for so many tokens.
 
     Raises `TesseraError`: no tokens, tokens that the model does not know, or more than its positions hold.
     """
     expect_text(prompt, where)
-    ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)["input_ids"].long()
-    expect(ids.numel() > 0, where, "the prompt", "hold at least one token", "an empty text")
+    own = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    expect(len(own) > 0, where, "the prompt", "hold at least one token", "an empty text")
+    ids = torch.tensor([own if state is not None else [*opening_tokens(tokenizer), *own]])
     largest, size = int(ids.max()), model.config.get_text_config().vocab_size
     advice = "The folder holds another model's tokenizer."
     expect(largest < size, where, "the tokenizer", f"fit the model (vocab_size {size})", f"token id {largest}", advice)
-    longest, length = context_limit(model.config), ids.shape[1]
-    if longest is not None:
-        length += 0 if state is None else state.get_seq_length()
+    if (longest := context_limit(model.config)) is not None:
+        length = ids.shape[1] + (0 if state is None else state.get_seq_length())
         remaining = longest - length
         advice = f"Use --max-new-tokens {remaining}." if remaining > 0 else "Use a shorter prompt."
         requirement = f"fit the {longest} positions that this {model.config.model_type} has learned"
@@ -105,7 +107,7 @@ def continuation(
     `read`: tokens that `past_key_values` holds; `generate` counts them and does not read them. With `stream`, prompt
     and continuation are printed, token by token where no beam search chooses at the end.
     """
-    ids = prompt_tokens(model, tokenizer, prompt, sampling.max_new_tokens, where)
+    ids = prompt_tokens(model, tokenizer, prompt, sampling.max_new_tokens, where, inputs.get(state_name(model)))
     if inputs.get("prompt_lookup_num_tokens") is not None:
         _expect_drafts(model, where)
     ids = torch.cat([ids.new_zeros(1, read), ids], dim=1)
@@ -185,9 +187,7 @@ def markdown_table(prompts: Sequence[str], continuations: Mapping[str, Sequence[
 
 def _escaped(text: str) -> str:
     text = html.escape(" ".join(text.strip().splitlines()), quote=False)
-    for mark in "\\|`*_[]":
-        text = text.replace(mark, "\\" + mark)
-    return text
+    return "".join("\\" * (letter in "\\|`*_[]") + letter for letter in text)
 
 
 explain_all(globals(), ("prompt_tokens", "continuation"))

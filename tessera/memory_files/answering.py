@@ -141,7 +141,7 @@ def answer(
         read = 0 if state is None or state_name(model) == "memory_state" else state.get_seq_length()
         if read:
             state = state.select_batch(torch.zeros(sampling.num_beams, dtype=torch.long, device=ids.device))
-        options = {"read": read, state_name(model): state}
+        options = {} if state is None else {"read": read, state_name(model): state}
         text = continuation(model, tokenizer, question, sampling, where=where, **options)
         return Answer(text, float("nan"), ids[0], ids[0, :0])
     chosen, probability = _chosen_tokens(model, tokenizer, ids, state, sampling, most, where, write)

@@ -104,9 +104,10 @@ def _passages(memory: "Memory", weights: Tensor) -> list[tuple[int, int, int, in
         index = int(torch.searchsorted(starts, step, right=True)) - 1
         start, document = int(starts[index]), memory.documents[index]
         others = [(first, end) for known, _, first, end, _ in passages if known == index]
-        if any(first <= step - start < end for first, end in others):
+        opening = document.opening(memory.tokenizer)
+        if step - start < opening or any(first <= step - start < end for first, end in others):
             continue
-        low = max(0, step - start - AROUND)
+        low = max(opening, step - start - AROUND)
         shown = texts.of_text(document.tokens[low : step - start + AROUND].tolist())
         first, end = _sentence(shown, step - start - low)
         first = max([first, *(other - low for _, other in others if other <= step - start)])

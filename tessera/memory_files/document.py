@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from tessera.base.errors import TesseraError, expect_text, first_line
-from tessera.data.encoding import PIECE, located_tokens
+from tessera.data.encoding import PIECE, located_tokens, opening_tokens
 from tessera.data.sources import BUNDLED, TEXT_ENDINGS, NoTextFileError, text_files
 from tessera.data.text_files import located_text_of_file, text_of_file, utf8_sizes
 from tessera.memories.pair_memory import PairMemoryState
@@ -38,7 +38,7 @@ class Document:
 
     Attributes:
         size: bytes of the source, unpacked. tokens, widths: (T,) integers; token i and the bytes from where it begins
-            to where the next does, so that together they are `size`.
+            to where the next does, so that together they are `size`. What the tokenizer begins texts with has none.
         origin: a digest of the absolute path that it was read from; "" of a text, and in files of earlier releases.
         precision: the number format of the products by which it was read, bf16 or fp32; None: as the surroundings said.
         state: what reading it left: alone in a memory of pairs, else behind the documents before it; None: not kept.
@@ -56,6 +56,12 @@ class Document:
         """Whether it was read from the same text; of a state without tokens nobody knows."""
         same_size = self.size == other.size and 0 < len(self.tokens) == len(other.tokens)
         return same_size and torch.equal(self.tokens, other.tokens) and torch.equal(self.widths, other.widths)
+
+    def opening(self, tokenizer: PreTrainedTokenizerFast) -> int:
+        """How many tokens stand in front of its text: none in files of earlier releases."""
+        begun = opening_tokens(tokenizer)
+        is_begun = self.tokens[: len(begun)].tolist() == begun and not self.widths[: len(begun)].any()
+        return len(begun) if is_begun else 0
 
     def starts(self) -> Tensor:
         """Byte offsets (T + 1,) of the tokens in the source, and its end."""
@@ -77,12 +83,13 @@ def read_document_text(
     else:
         pieces = _sized([source] if isinstance(source, str) else source, where)
     parts = list(located_tokens(pieces, tokenizer))
-    tokens = np.concatenate([ids for ids, _, _ in parts]) if parts else np.zeros(0)
-    if not len(tokens):
+    if not any(len(ids) for ids, _, _ in parts):
         raise TesseraError(f"{where} must hold text; got {shown!r}, which is empty.")
-    size = parts[-1][2]
-    starts = np.maximum.accumulate(np.concatenate([*(begins for _, begins, _ in parts), [size]]))
-    starts[0] = 0  # a byte order mark belongs to the first
+    opening, size = np.array(opening_tokens(tokenizer), np.int32), parts[-1][2]
+    tokens = np.concatenate([opening, *(ids for ids, _, _ in parts)])
+    starts = np.concatenate([np.zeros(len(opening), np.int64), *(begins for _, begins, _ in parts), [size]])
+    starts = np.maximum.accumulate(starts)
+    starts[len(opening)] = 0  # a byte order mark belongs to the first
     widths = np.diff(starts)
     small = widths.max() < 256
     return Document(name, size, torch.from_numpy(tokens), torch.from_numpy(widths.astype("u1" if small else "i4")))

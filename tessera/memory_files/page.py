@@ -48,7 +48,8 @@ def write_page(path: Path, memory: "Memory", answers: Sequence[tuple[str, Answer
         body.append("</ol>" + ("" if answer.is_in_text else "<p>Not in this text: no passage carries the answer.</p>"))
     texts = TokenTexts(memory.tokenizer)
     for document in memory.documents:
-        shown, starts = texts.of_text(document.tokens.tolist()), document.starts()
+        opening, starts = document.opening(memory.tokenizer), document.starts()
+        shown = ("",) * opening + texts.of_text(document.tokens[opening:].tolist())
         parts, done = [], 0
         for (name, first, end), number in numbers.items():
             if name == document.name:  # passages of different questions may overlap

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from tessera.base.arguments import checks_arguments, explain_all
 from tessera.base.errors import expect, expect_text
 from tessera.base.shapes import Int
+from tessera.data.encoding import prompt_tokens
 from tessera.kernels import Kernel
 from tessera.models.causality import evaluating, expect_causal
 from tessera.models.fingerprint import Fingerprint, expect_same_model
@@ -46,7 +47,8 @@ class Attached:
         """Remember a text, or token ids (T,), and fit the mixture to it; returns itself.
 
         The text is read in windows of which each is predicted from what the memory held before it, then stored. A token
-        sees at least a quarter of a window before it. It begins a context of its own: its first token is no next token.
+        sees at least a quarter of a window before it. It begins a context of its own, as the tokenizer begins texts:
+        its first token is no next token.
         """
         ids = self._token_ids(torch.tensor(self._encoded(text), dtype=torch.long) if isinstance(text, str) else text)
         step = self.window - self.window // 4
@@ -89,7 +91,7 @@ class Attached:
     def _encoded(self, text: str) -> list[int]:
         expect(self.tokenizer is not None, "attach", "tokenizer", "be given to read text", None)
         expect_text(text, "attach")
-        return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return prompt_tokens(self.tokenizer, text)
 
     def _add(self, head: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor | None:
         if (seen := self._read.get(threading.get_ident())) is not None:

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from tessera.base.checkpoints import publish, verify
 from tessera.base.errors import expect
 from tessera.base.files import remove, writing
+from tessera.data.encoding import BEGINS_WITH_BOS
 from tessera.data.pretrained_tokenizers import pretrained_tokenizer
 from tessera.data.sources import TextSource, text_source
 from tessera.data.store import open_or_build, working_in
@@ -44,6 +45,7 @@ def open_corpus(recipe: Recipe, run: Path, *, saved_tokenizer: bool = True) -> C
         tokenizer = pretrained_tokenizer(str(run))
     else:
         tokenizer = _new_tokenizer(recipe, training, cache)
+        tokenizer.init_kwargs[BEGINS_WITH_BOS] = recipe.data.begin_token
     special_tokens: dict[str, Any] = {"begin_token": recipe.data.begin_token, "end_token": recipe.data.end_token}
     everything = Split.of(open_or_build(training, tokenizer, cache, **special_tokens))
     if validation is None:

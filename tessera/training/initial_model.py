@@ -5,7 +5,7 @@ import inspect
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from tessera.base.errors import TesseraError
+from tessera.base.errors import TesseraError, expect
 from tessera.models.adjusting import adjusted_config
 from tessera.models.causality import expect_causal, expect_next_token
 from tessera.models.recurrence import SegmentedForCausalLM
@@ -27,11 +27,9 @@ def starting_model(
     config = config_for(recipe.model, tokenizer, context or recipe.data.context, largest_token)
     start, base = recipe.training.initialize_from, base_folder(recipe.model)
     for key, folder in (("training.initialize_from", start), ("model.base", base)):
-        if folder and load_tokenizer(folder).get_vocab() != tokenizer.get_vocab():  # weights mean nothing for other ids
-            raise TesseraError(
-                f"{key} {folder}: its tokenizer must be this recipe's; got other tokens. "
-                f"Use tokenizer: {{type: pretrained, path: {folder}}}."
-            )
+        is_own = not folder or load_tokenizer(folder).get_vocab() == tokenizer.get_vocab()  # weights are of these ids
+        advice = f"Use tokenizer: {{type: pretrained, path: {folder}}}."
+        expect(is_own, f"{key} {folder}", "its tokenizer", "be this recipe's", "other tokens", advice)
     model = load_model(start, config) if start else build_model(config, recipe.seed, base)
     if start or base:
         mark(model, marked(meta_model(config)))  # loaded parameters are new objects

@@ -104,7 +104,8 @@ def evaluation_text(
     if data is None and validation is None and not source.has_splits:  # the run held out the end of its training text
         held_out = section.validation_fraction
         part = f"the last {100 * held_out:g} % of its tokens"
-    shared = {name: getattr(section, name) for name in ("context", "document_ids", "begin_token", "end_token")}
+    shared = {name: getattr(section, name) for name in ("context", "document_ids", "end_token")}
+    shared["begin_token"] = None if recipe is None else section.begin_token
     stores, is_own = Path(folder).resolve().parent / STORES, data is None and split is None and section.task is None
     recorded = recorded_inputs(Path(folder)).get("validation", {}).get("checksums") if is_own else None
     return EvaluationText(source, part=part, held_out=held_out, stores=stores, checksums=recorded, **shared)

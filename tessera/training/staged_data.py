@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
-from tessera.base.errors import TesseraError
+from tessera.base.errors import TesseraError, expect
+from tessera.data.encoding import BEGINS_WITH_BOS
 from tessera.data.windows import stacked
 from tessera.evaluation.questions import answer_loss, count_answers, is_segmented, score_answers
 from tessera.memory_files.answering import QUESTION_FORMAT
@@ -145,11 +146,8 @@ class StagedQuestions(StagedData):
     def require(self, stage: Stage) -> None:
         """The shortest context must hold the shortest story; the stage's settings must be the task's."""
         task = self.task_of(stage)
-        if task.vocabulary.get_vocab() != self.task.vocabulary.get_vocab():
-            raise TesseraError(
-                "training.curriculum: settings of a stage must leave the vocabulary as it is; got "
-                f"{', '.join(stage.settings)}."
-            )
+        is_same, got = task.vocabulary.get_vocab() == self.task.vocabulary.get_vocab(), ", ".join(stage.settings)
+        expect(is_same, "training.curriculum", "settings of a stage", "leave the vocabulary as it is", got)
         self.batch(stage, 1, self.lengths(stage, stage.min_length)[0], 0, "train")
 
     def lengths(self, stage: Stage, segments: int) -> range:
@@ -221,5 +219,5 @@ def task_tokenizer(task: QuestionTask) -> PreTrainedTokenizerFast:
     """The task's words as a tokenizer, which keeps how a question is put: see `question_format`."""
     special = dict(task.special_tokens)
     named = {"answer_token": special.pop("answer_token")} if "answer_token" in special else {}
-    kept = {} if named else {QUESTION_FORMAT: getattr(task, QUESTION_FORMAT)}
+    kept = {BEGINS_WITH_BOS: False, **({} if named else {QUESTION_FORMAT: getattr(task, QUESTION_FORMAT)})}
     return PreTrainedTokenizerFast(tokenizer_object=task.vocabulary, extra_special_tokens=named, **kept, **special)
