@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.memory is not None:
             memory = Memory(model, tokenizer).load(arguments.memory, "inspect", "--memory").state
         for path in arguments.text:
-            input_ids = read_tokens(model, tokenizer, path, arguments.tokens)
+            input_ids = read_tokens(model, tokenizer, path, arguments.tokens, memory is None)
             queries = range(input_ids.shape[1])[-arguments.last :]
             traces.append(trace(model, input_ids, tokenizer, queries=queries, memory=memory, **options))
             titles.append(str(folder).rstrip("/") + (f", {path.name}" if len(arguments.text) > 1 else ""))

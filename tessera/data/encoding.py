@@ -100,9 +100,9 @@ def _encodings(
 
 
 def token_stream(
-    texts: Iterable[str], tokenizer: "PreTrainedTokenizerFast", where: str = "memorize: FILE"
+    texts: Iterable[str], tokenizer: "PreTrainedTokenizerFast", where: str = "memorize: FILE", begins: bool = True
 ) -> Iterator[int]:
-    """Tokens of a text that comes in pieces, those of the whole text.
+    """Tokens of a text that comes in pieces, those of the whole text; `begins`: with what the tokenizer begins it.
 
     Raises `TesseraError`: when the first token is asked for and there is none.
     """
@@ -110,5 +110,6 @@ def token_stream(
     first = next(tokens, None)
     if first is None:
         raise TesseraError(f"{where} must hold text; got an empty one.")
+    yield from opening_tokens(tokenizer) if begins else []
     yield first
     yield from tokens

@@ -78,16 +78,16 @@ def _shown(text: str) -> str:
     return "".join(f"\u2039{ord(x) - 0xDC00:02X}\u203a" if known else x for x, known in zip(text, is_byte))
 
 
-def read_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path, count: int) -> Tensor:
-    """The first `count` tokens (1, T) of the text in `path`, fewer where it ends.
+def read_tokens(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path, count: int, begins: bool = True
+) -> Tensor:
+    """The first `count` tokens (1, T) of the text in `path`, fewer where it ends. `begins`: see `token_stream`.
 
     Raises `TesseraError`: no such file, not UTF-8, fewer than two tokens, or more than the model has positions for.
     """
-    ids = list(islice(token_stream(text_of_file(path, PIECE), tokenizer, str(path)), count))
-    if len(ids) < 2:
-        raise TesseraError(f"{path}: must hold at least two tokens; got {len(ids)}.")
-    longest = context_limit(model.config)
-    if longest is not None and len(ids) > longest:
+    ids = list(islice(token_stream(text_of_file(path, PIECE), tokenizer, str(path), begins), count))
+    expect(len(ids) >= 2, str(path), "the text", "hold at least two tokens", len(ids))
+    if (longest := context_limit(model.config)) is not None and len(ids) > longest:
         raise TesseraError(f"inspect: --tokens must be at most {longest}, the model's positions; got {len(ids)}.")
     return torch.tensor([ids])
 

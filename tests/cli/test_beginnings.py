@@ -14,6 +14,7 @@ import tessera as library
 from tessera.data.encoding import BEGINS_WITH_BOS, opening_tokens
 from tessera.data.tokenizers import byte_tokenizer
 from tessera.generation.sampling import Sampling, continuation
+from tessera.inspection import Trace
 from tessera.memory_files import Memory, answering
 from tessera.memory_files.page import write_page
 from tessera.models.saving.loading import load_model, load_tokenizer
@@ -176,3 +177,15 @@ def test_what_is_kept_must_be_possible():
         )
     tokenizer.init_kwargs[BEGINS_WITH_BOS], tokenizer.bos_token = True, None
     refuses("texts_begin_with_bos must be false, or true with a bos_token; got True", opening_tokens, tokenizer)
+
+
+def test_an_inspected_text_begins_so_unless_behind_a_memory(done, tmp_path, begins):
+    make("v1").save_pretrained(tmp_path / "model")
+    tokenizer_with(begins).save_pretrained(tmp_path / "model")
+    (tmp_path / "text.txt").write_text("A king.")
+    done("memorize", tmp_path / "model", tmp_path / "text.txt", "--out", tmp_path / "m")
+    for memory, opening in (((), [BOS] * begins), (("--memory", tmp_path / "m"), [])):
+        trace = tmp_path / f"trace{len(memory)}"
+        options = ("--text", tmp_path / "text.txt", "--output", tmp_path / "page.html", "--without", "none", *memory)
+        done("inspect", tmp_path / "model", *options, "--save", trace)
+        assert Trace.load(trace).input_ids.tolist() == opening + list(b"A king.")

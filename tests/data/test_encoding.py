@@ -1,13 +1,15 @@
 """The tokens of a text do not depend on the pieces that it comes in, whichever tokenizer makes them."""
 
+import copy
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from tessera.data import text_files
-from tessera.data.encoding import encoded_pieces
+from tessera.data.encoding import encoded_pieces, opening_tokens, prompt_tokens
 from tessera.data.pretrained_tokenizers import pretrained_tokenizer
 from tessera.data.sources import text_source
 from tessera.data.store import open_or_build
@@ -96,3 +98,21 @@ def test_a_tokenizer_that_cuts_and_pads_gives_whole_texts(tmp_path):
         store = open_or_build(source, other, tmp_path / "two", end_token=False)
         assert store.tokens.tolist() == whole.tokens.tolist()
         assert store.folder.name == whole.folder.name
+
+
+@pytest.mark.parametrize("name", ["byte", "bpe", "llama 2", "llama 3", "t5", "bert"])
+@pytest.mark.parametrize("template", ["$A", "{0} $A", "$A {0}", "{0} $A {0}", "{0} {0} $A"])
+def test_a_text_begins_with_what_its_tokenizer_puts_in_front(known, name, template):
+    tokenizer, end = copy.deepcopy(known[name]), known[name].eos_token
+    special = [(end, tokenizer.eos_token_id)]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(template.format(end), None, special)
+    expected = [tokenizer.eos_token_id] * template.partition("$A")[0].count("{0}")
+    assert opening_tokens(tokenizer) == expected
+    assert prompt_tokens(tokenizer, "a king") == expected + tokenizer("a king", add_special_tokens=False)["input_ids"]
+
+
+def test_a_vocabulary_without_letters_has_a_beginning():
+    """Where a letter would be an error of tokenizers."""
+    words = Tokenizer(models.WordLevel({"king": 0, "<s>": 1}, unk_token="<unk>"))
+    words.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", 1)])
+    assert opening_tokens(PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>")) == [1]
