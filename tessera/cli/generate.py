@@ -1,9 +1,9 @@
 """Continue a prompt, printing tokens as they are generated; or many prompts by several models, as a table.
 
-MODEL is a run folder, a checkpoint or any folder that save_pretrained wrote. The default samples at temperature 0.8
-among the 50 likeliest tokens; --temperature 0 takes the likeliest token each time. With --prompts, or several models,
-a Markdown table comes out, with a row for each prompt and a column for each model; --prompts stories continues the 24
-prompts of the papers, for example
+MODEL is a run folder, a checkpoint or any folder that save_pretrained wrote. A prompt begins as its tokenizer begins
+texts. The default samples at temperature 0.8 among the 50 likeliest tokens; --temperature 0 takes the likeliest token
+each time. With --prompts, or several models, a Markdown table comes out, with a row for each prompt and a column for
+each model; --prompts stories continues the 24 prompts of the papers, for example
   tessera generate runs/a runs/b --prompts stories --num-beams 2 --max-new-tokens 30
 """
 
