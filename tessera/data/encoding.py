@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tessera.base.errors import TesseraError, expect
+from tessera.base.beginnings import opening_tokens
+from tessera.base.errors import TesseraError
 from tessera.data.text_files import safe_pieces
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
-    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
 PIECE = 1 << 16  # bytes of a text that are read before their tokens are asked for
 CONTEXT = 32  # characters that are tokenized again in front of each piece
-BEGINS_WITH_BOS = "texts_begin_with_bos"  # in the tokenizer_config.json of a run: whether its training began texts so
 
 
 def uncut(tokenizer: "PreTrainedTokenizerFast") -> "Tokenizer":
@@ -26,29 +26,6 @@ def uncut(tokenizer: "PreTrainedTokenizerFast") -> "Tokenizer":
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     return tokenizer.backend_tokenizer
-
-
-def opening_tokens(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
-    """What a text begins with, in front of its own tokens: nothing or the BOS token, of some tokenizers others.
-
-    The tokenizer of a run keeps what its training did (`BEGINS_WITH_BOS`); of any other it is what the tokenizer adds.
-    Raises `TesseraError`: what is kept is not true or false, or true without a BOS token.
-    """
-    kept = tokenizer.init_kwargs.get(BEGINS_WITH_BOS)
-    if kept is not None:
-        known, needed = tokenizer.bos_token_id, "be false, or true with a bos_token"
-        is_possible = kept is False or (kept is True and known is not None)
-        expect(is_possible, "tokenizer_config.json", BEGINS_WITH_BOS, needed, repr(kept))
-        return [known] * kept
-    text = next(iter(tokenizer.get_added_vocab()), "a")  # a token in every vocabulary that has added ones
-    encoded = tokenizer(text, return_special_tokens_mask=True)
-    added = [*encoded["special_tokens_mask"], 0]
-    return encoded["input_ids"][: added.index(0)]
-
-
-def prompt_tokens(tokenizer: "PreTrainedTokenizerBase", prompt: str) -> list[int]:
-    """Token ids of a text that goes on: with what the tokenizer puts in front of it, without what it puts behind."""
-    return [*opening_tokens(tokenizer), *tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]]
 
 
 def encoded_pieces(pieces: Iterable[str], tokenizer: "PreTrainedTokenizerFast") -> Iterator[tuple[str, list[int]]]:

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tessera.base.beginnings import opening_tokens
 from tessera.base.checkpoints import checksum
 from tessera.base.errors import TesseraError, first_line
 from tessera.base.files import remove, sync, writing
 from tessera.base.locks import folder_shared
-from tessera.data.encoding import encoded_pieces, opening_tokens, uncut
+from tessera.data.encoding import encoded_pieces, uncut
 from tessera.data.sources import TextSource
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerFast, TextStreamer
 
 from tessera.base.arguments import explain_all
+from tessera.base.beginnings import opening_tokens
 from tessera.base.errors import TesseraError, expect, expect_text
-from tessera.data.encoding import opening_tokens
 from tessera.data.text_files import text_of_file
 from tessera.models.carried_state import state_name
 from tessera.models.causality import trial_tokens

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from tessera.base.beginnings import opening_tokens
 from tessera.base.errors import TesseraError, expect_text, first_line
-from tessera.data.encoding import PIECE, located_tokens, opening_tokens
+from tessera.data.encoding import PIECE, located_tokens
 from tessera.data.sources import BUNDLED, TEXT_ENDINGS, NoTextFileError, text_files
 from tessera.data.text_files import located_text_of_file, text_of_file, utf8_sizes
 from tessera.memories.pair_memory import PairMemoryState

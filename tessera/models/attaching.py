@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tessera.base.arguments import checks_arguments, explain_all
+from tessera.base.beginnings import prompt_tokens
 from tessera.base.errors import expect, expect_text
 from tessera.base.shapes import Int
-from tessera.data.encoding import prompt_tokens
 from tessera.kernels import Kernel
 from tessera.models.causality import evaluating, expect_causal
 from tessera.models.fingerprint import Fingerprint, expect_same_model

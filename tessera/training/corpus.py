@@ -9,10 +9,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
+from tessera.base.beginnings import BEGINS_WITH_BOS
 from tessera.base.checkpoints import publish, verify
 from tessera.base.errors import expect
 from tessera.base.files import remove, writing
-from tessera.data.encoding import BEGINS_WITH_BOS
 from tessera.data.pretrained_tokenizers import pretrained_tokenizer
 from tessera.data.sources import TextSource, text_source
 from tessera.data.store import open_or_build, working_in

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
+from tessera.base.beginnings import BEGINS_WITH_BOS
 from tessera.base.errors import TesseraError, expect
-from tessera.data.encoding import BEGINS_WITH_BOS
 from tessera.data.windows import stacked
 from tessera.evaluation.questions import answer_loss, count_answers, is_segmented, score_answers
 from tessera.memory_files.answering import QUESTION_FORMAT

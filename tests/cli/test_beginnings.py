@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, pipeline
 
 import tessera as library
-from tessera.data.encoding import BEGINS_WITH_BOS, opening_tokens
+from tessera.base.beginnings import BEGINS_WITH_BOS, opening_tokens
 from tessera.data.tokenizers import byte_tokenizer
 from tessera.generation.sampling import Sampling, continuation
 from tessera.inspection import Trace

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from tessera.base.beginnings import opening_tokens, prompt_tokens
 from tessera.data import text_files
-from tessera.data.encoding import encoded_pieces, opening_tokens, prompt_tokens
+from tessera.data.encoding import encoded_pieces
 from tessera.data.pretrained_tokenizers import pretrained_tokenizer
 from tessera.data.sources import text_source
 from tessera.data.store import open_or_build

@@ -14,8 +14,8 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from tessera.base.beginnings import prompt_tokens
 from tessera.base.errors import TesseraError, expect
-from tessera.data.encoding import prompt_tokens
 from tessera.data.text_files import text_of_file
 from tessera.generation.sampling import Sampling
 from tessera.models.transformer import expect_positions

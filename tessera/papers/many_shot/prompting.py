@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from tessera.data.encoding import prompt_tokens
+from tessera.base.beginnings import prompt_tokens
 from tessera.evaluation.continuations import Request, continuation_likelihoods
 from tessera.models.transformer import context_limit, expect_positions
 from tessera.papers.many_shot.task import DELIMITERS, STRATEGIES, Episode, Example, Template, draw_episode
