@@ -15,7 +15,7 @@ from tessera.base.beginnings import BEGINS_WITH_BOS, opening_tokens
 from tessera.data.tokenizers import byte_tokenizer
 from tessera.generation.sampling import Sampling, continuation
 from tessera.inspection import Trace
-from tessera.memory_files import Memory, answering
+from tessera.memory_files import Memory, answering, citations
 from tessera.memory_files.page import write_page
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tests.cli.conftest import OPTIONS
@@ -104,6 +104,10 @@ def test_citations_and_their_page_are_of_the_text_alone(tmp_path, begins):
         source = (b"\xef\xbb\xbf" + BOOK.encode()) if citation.document == "book.txt" else BOOK[:35].encode()
         assert source[citation.first : citation.end].decode("utf-8-sig").strip() == citation.text
         assert re.fullmatch(r"[A-Z][^.!]*[.!]", citation.text)
+    first, second = (len(document.tokens) for document in memory.documents)
+    recalled = torch.zeros(first + second)
+    recalled[first] = 1  # what the second begins with: BOS, which is no text, or its first sentence
+    assert len(citations._passages(memory, recalled)) == (0 if begins else 1)
     write_page(tmp_path / "page.html", memory, [("Who", answer)])
     parts = re.findall("<pre>(.*?)</pre>", (tmp_path / "page.html").read_text(), re.DOTALL)
     texts = [html.unescape(re.sub("<[^>]+>", "", part)) for part in parts]

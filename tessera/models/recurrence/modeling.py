@@ -45,13 +45,7 @@ from tessera.models.recurrence.base_model import (
 )
 from tessera.models.recurrence.collector import Collector, SegmentedOutput
 from tessera.models.recurrence.configuration import SegmentedConfig
-from tessera.models.recurrence.layer_hooks import (
-    LayerHooks,
-    MemoryLayer,
-    keep_last_hidden,
-    leave_out_unneeded,
-    wrap_layers,
-)
+from tessera.models.recurrence.layer_hooks import LayerHooks, keep_last_hidden, leave_out_unneeded, wrap_layers
 from tessera.models.recurrence.segment_loss import (
     SegmentLoss,
     balancing_weight,
@@ -115,8 +109,6 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         # A base that is refused is left as it was.
         back = config.num_memory_tokens
         front, where = back if self.at_front else 0, type(self).__name__
-        is_fresh = not any(isinstance(module, MemoryLayer) for module in base.modules())
-        expect(is_fresh, where, "the model", "not be wrapped already", type(base).__name__)
         layers = layer_list(base, config.layers_path)
         expect_positions(base, config.segment_size, front, back, config.own_memory_positions)
         expect_base(base, layers, where)
