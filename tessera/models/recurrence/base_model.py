@@ -141,15 +141,19 @@ def widen_positions(base: PreTrainedModel, front: int, back: int) -> None:
     base.base_model.wpe = new
 
 
+def expect_unwrapped(base: PreTrainedModel, where: str) -> None:
+    """Raise `TesseraError` where there is a memory around layers of `base` already."""
+    is_fresh = not any(isinstance(module, MemoryLayer) for module in base.modules())
+    expect(is_fresh, where, "the model", "not be wrapped already", type(base).__name__)
+
+
 def expect_base(base: PreTrainedModel, layers: nn.ModuleList, where: str) -> None:
     """Raise `TesseraError`, with nothing changed, unless a memory can be put around `layers` of `base`.
 
-    It must not have one already. Tried on a few tokens: that it has a head, takes embeddings and counts their positions
-    from 0, calls its layers once each, in order, with hidden states, and is causal.
+    Tried on a few tokens: that it has a head, takes embeddings and counts their positions from 0, calls its layers once
+    each, in order, with hidden states, and is causal.
     """
     kind = type(base).__name__
-    is_fresh = not any(isinstance(module, MemoryLayer) for module in base.modules())
-    expect(is_fresh, where, "the model", "not be wrapped already", kind)
     is_headed = base.get_output_embeddings() is not None and base.base_model is not base
     expect(is_headed, where, "the model", "make logits, as AutoModelForCausalLM loads it", kind)
     if not can_be_tried(base):

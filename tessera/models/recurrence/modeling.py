@@ -38,6 +38,7 @@ from tessera.models.recurrence.base_model import (
     SegmentedBackbone,
     expect_base,
     expect_positions,
+    expect_unwrapped,
     fuse_activations,
     layer_list,
     takes_positions,
@@ -109,6 +110,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         # A base that is refused is left as it was.
         back = config.num_memory_tokens
         front, where = back if self.at_front else 0, type(self).__name__
+        expect_unwrapped(base, where)
         layers = layer_list(base, config.layers_path)
         expect_positions(base, config.segment_size, front, back, config.own_memory_positions)
         expect_base(base, layers, where)
