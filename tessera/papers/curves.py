@@ -29,8 +29,8 @@ def panels(
 ) -> Iterator[list[Axes]]:
     """The axes of a figure of so many inches, row by row; afterwards it gets legends and a grid and is stored.
 
-    `legend`: "each" panel its own, "shared" below all of them, each name once, or "none". A panel in which nothing was
-    drawn is left out.
+    `legend`: "each" panel its own, "beside" each panel, "shared" below all of them, each name once, or "none". A panel
+    in which nothing was drawn is left out.
     """
     from matplotlib.figure import Figure  # not pyplot: no window, no global state
 
@@ -45,8 +45,9 @@ def panels(
         handles |= named
         if not axis.has_data():
             axis.set_visible(False)
-        elif named and legend == "each":
-            axis.legend(fontsize=8, frameon=False)
+        elif named and legend in ("each", "beside"):
+            place = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if legend == "beside" else {}
+            axis.legend(fontsize=8, frameon=False, **place)
     if legend == "shared":
         longest = max(map(len, handles), default=1)
         beside = max(1, min(len(handles), int(12 * width / (longest + 8))))

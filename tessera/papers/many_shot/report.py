@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from tessera.evaluation.continuations import Request
 from tessera.models.sizes import num_parameters
-from tessera.papers.curves import doubling, draw_curve, panels, styles
+from tessera.papers.curves import doubling, panels, styles
 from tessera.papers.experiment import LIBRARY, Experiment, Record, Run, RunContext, seed_by_seed
 from tessera.papers.many_shot.prompting import episode_answers, over_contexts
 from tessera.papers.many_shot.task import DELIMITERS, STRATEGIES, Episode, Example, ManyShot
@@ -218,7 +218,8 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
         for axis, (score, title) in zip(axes, SCORES.items(), strict=True):
             rows = best(records, score)
             for curve in rows:
-                draw_curve(axis, curve.points, curve.label, scale=100, bars=0, linewidth=2.5, **by_name[curve.label])
+                means = [100 * point.mean for point in curve.points.values()]
+                axis.plot(list(curve.points), means, label=curve.label, linewidth=2.5, **by_name[curve.label])
             for model, seeds in by_model(records, NAMES).items():
                 for seed in seeds:
                     means = [100 * share for share in _best_shares(seed, score).values()]

@@ -25,7 +25,7 @@ SEQUENCES = {"smoke": 4, "cpu": 256}
 # Borders of the bins, in tokens of context before the predicted one: 1 to 16, 17 to 50, ...
 BORDERS = (0, 16, 50, 100, 150, 255, 511)
 DECAY = 0.95
-MAPS = dict(zip(MAIN_NAMES, ("Oranges", "Blues", "Greens", "YlOrBr")))
+MAPS = dict(zip(MAIN_NAMES, ("Oranges", "Blues", "Greens", "Purples")))
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def plot(records: Mapping[str, Record], path: Path) -> None:
     """A row for each text: mosaic and transformer by depth, then the kernels at the most blocks that they have."""
     texts = by_text(records)
     title = f"Loss by position, exponential moving average (decay {DECAY:g}), mean over seeds"
-    with panels(path, 14, 0.6 + 5.0 * len(texts), len(texts), 2, title) as axes:
+    with panels(path, 18, 0.6 + 5.0 * len(texts), len(texts), 2, title, legend="beside") as axes:
         for by_depth, by_kernel, (text, rows) in zip(axes[::2], axes[1::2], texts.items(), strict=True):
             _draw(by_depth, {row: seeds for row, seeds in rows.items() if row[0] in MAPS})
             deepest = max((depth for name, depth in rows if name not in MAPS), default=0)
@@ -147,11 +147,14 @@ def _draw(axis: Axes, rows: Rows) -> None:
     from matplotlib import colormaps
 
     depths = sorted({depth for _, depth in rows})
+    rates = {row: seeds[0].configuration.trained.learning_rate for row, seeds in rows.items()}
     lines = []
     for index, ((name, depth), seeds) in enumerate(rows.items()):
         curves = [np.asarray(record.outcome["loss_by_position"], dtype=float) for record in seeds]
         mean = moving_average(np.mean(curves, axis=0), DECAY)
         label = f"{NAMES[name]}, {depth}" if len(depths) > 1 else NAMES[name]
+        if len(depths) == 1 and len({*rates.values()}) > 1:
+            label += f" (rate {rates[name, depth]:g})"
         color: Any = f"C{index}"
         if len(depths) > 1:
             color = colormaps[MAPS[name]](0.4 + 0.5 * depths.index(depth) / (len(depths) - 1))

@@ -103,6 +103,7 @@ def demo(output: Path, overrides: list[str], books: list[Path], seed: int) -> No
     with held(output / "demo.lock", "Wait for it, or use another --output."):
         reader = output / "reader"
         print("A mosaic learns to find passwords between the sentences of fairy tales:", flush=True)
+        started = time.perf_counter()
         goes_on = is_unfinished_run_of(reader, recipe)
         summary = train(recipe, reader, resume=goes_on, overwrite=not goes_on)
         memory = Memory(load_model(reader), load_tokenizer(reader))
@@ -117,7 +118,7 @@ def demo(output: Path, overrides: list[str], books: list[Path], seed: int) -> No
         write_page(output / "answers.html", memory, [(row.hidden.question, row.answer) for row in rows])
         draw(output / "looked.png", memory, rows)
         results = {
-            "provenance": provenance(),
+            "provenance": provenance(wall_seconds=time.perf_counter() - started),
             "training": asdict(summary),
             "tokens": {document.name: len(document.tokens) for document in memory.documents},
             "seconds_of_reading": round(reading, 1),

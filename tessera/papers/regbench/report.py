@@ -152,7 +152,7 @@ def _cells(row: Row, seeds: list[Record], alike: Mapping[tuple[str, int, int], i
 def plot(records: Mapping[str, Record], path: Path) -> None:
     """Draw the longest training of each model and number of problems, and losses by position."""
     trainings = longest_trainings(records)
-    title = "RegBench, held-out automata. Filled: ours, longest training ± standard error. Hollow: the paper"
+    title = "RegBench, held-out automata. Filled: ours, longest training (steps differ) ± error. Hollow: the paper"
     with panels(path, 13, 9.6, 2, 2, title, legend="shared") as (*score_axes, loss_axis):
         for axis, (quantity, column, heading, limits) in zip(score_axes, PANELS, strict=True):
             for symbols, seeds in trainings.get(NGRAM, {}).items():
