@@ -1,5 +1,6 @@
 """Stored key-value pairs that grow by appending, as a value."""
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -13,6 +14,7 @@ from tessera.base.shapes import Float, Int
 from tessera.base.state import State
 
 SMALLEST_CAPACITY = 64
+_CLAIMING = threading.Lock()  # threads may append to one store at the same time, as a server's do that share a prompt
 
 
 class _Tip:
@@ -26,18 +28,20 @@ class _Tip:
         self.filed: dict[int, Any] = {}
         self.queries_to_scan = self.patience = 0
 
-    def grown(self, length: int) -> "_Tip":
-        """Of larger buffers with the same first `length` pairs; what lies behind them may be other pairs."""
+    def grown(self, length: int, end: int) -> "_Tip":
+        """Of larger buffers with the same first `length` pairs; what lies behind them, up to `end`, may be others."""
         tip = _Tip(length)
         tip.queries_to_scan, tip.patience = self.queries_to_scan, self.patience
         tip.filed = self.filed
         tip.cut(length)
+        tip.used = end
         return tip
 
     def cut(self, length: int) -> None:
         """Only the first `length` pairs are in use from now on."""
         self.used = length
-        self.filed = {row: index for row, index in self.filed.items() if index.filed <= length}
+        filed = self.filed.copy()  # another thread may file meanwhile
+        self.filed = {row: index for row, index in filed.items() if index.filed <= length}
 
 
 @dataclass(frozen=True)
@@ -118,15 +122,18 @@ class PairStore(State):
         store.value_buffer.data[:, :, self.length : end] = values
         if documents is not None and store.document_buffer is not None:
             store.document_buffer[:, self.length : end] = documents
-        store.tip.used = end
         return type(self)(store.key_buffer, store.value_buffer, store.document_buffer, end, store.tip)
 
     def with_room(self, end: int) -> Self:
-        """The same pairs, in buffers into which those up to `end` may be written."""
+        """The same pairs, in buffers whose places up to `end` nobody but the caller writes."""
         # What was made in inference mode must not be written outside of it.
         is_frozen = self.key_buffer.is_inference() and not torch.is_inference_mode_enabled()
-        has_room = self.tip.used == self.length and end <= self.key_buffer.shape[2] and not is_frozen
-        return self if has_room else self._grown(end)
+        fits = end <= self.key_buffer.shape[2] and not is_frozen
+        with _CLAIMING:
+            if fits and self.tip.used == self.length:
+                self.tip.used = end
+                return self
+        return self._grown(end)
 
     def take_back(self) -> None:
         """See `State.take_back`."""
@@ -167,7 +174,7 @@ class PairStore(State):
             pad(self.values, (0, 0, 0, room)),
             documents,
             self.length,
-            self.tip.grown(self.length),
+            self.tip.grown(self.length, end),
         )
 
 

@@ -22,6 +22,24 @@ def test_two_continuations_of_one_store_do_not_meet():
     assert third.keys[0, 0, :, 0].tolist() == [0, 1, 2, 4]
 
 
+def test_appending_while_another_thread_appends(monkeypatch):
+    """Each has its own pairs: the places are taken before they are written."""
+    base, with_room, other = PairStore.of(*pairs(1, 0)).append(*pairs(1, 1)), PairStore.with_room, []
+
+    def interrupted(self, end):
+        taken = with_room(self, end)
+        if not other:
+            other.append(None)
+            other[0] = base.append(*pairs(2, 3))
+        return taken
+
+    monkeypatch.setattr(PairStore, "with_room", interrupted)
+    first = base.append(*pairs(2, 2))
+    assert first.keys[0, 0, :, 0].tolist() == [0, 1, 2, 2]
+    assert other[0].keys[0, 0, :, 0].tolist() == [0, 1, 3, 3]
+    assert other[0].append(*pairs(1, 4)).values[0, 0, :, 0].tolist() == [0, -1, -3, -3, -4]
+
+
 def test_appending_mostly_writes_in_place():
     store = PairStore.of(*pairs(1, 0)).append(*pairs(1, 1))
     assert store.append(*pairs(1, 2)).key_buffer.data_ptr() == store.key_buffer.data_ptr()

@@ -225,5 +225,4 @@ def _with_room(store: PairStore, span: int | None) -> PairStore:
 
 def _appended(store: PairStore) -> PairStore:
     """The store with the pair that a program wrote into its buffers."""
-    store.tip.used = store.length + 1
     return replace(store, length=store.length + 1)
