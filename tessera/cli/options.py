@@ -203,10 +203,9 @@ def measured_model(folder: str, arguments: argparse.Namespace) -> tuple[Any, boo
     from tessera.models.causality import expect_next_token
     from tessera.models.saving.loading import load_model
 
-    enabled = not arguments.without_long_term_memory
-    model = load_model(folder, long_term_memory=enabled)
+    model = load_model(folder, long_term_memory=not arguments.without_long_term_memory)
     expect_next_token(model, f"model {folder}")
-    return model, getattr(model.config, "long_term_memory", None) and enabled
+    return model, getattr(model.config, "recalls_long_term", None)
 
 
 def write_json_lines(path: Path | None, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -91,7 +91,7 @@ class TesseraLM(HFLM):
         # Models of transformers state a longest context, such as the trained one of rotary positions.
         stated = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self.longest: int | None = max_length or longest or stated
-        self.long_term_memory = getattr(model.config, "long_term_memory", None) and SWITCHES[long_term_memory]
+        self.long_term_memory = getattr(model.config, "recalls_long_term", None)
         logger = logging.getLogger("lm_eval.models.huggingface")
         level = logger.level
         logger.setLevel(logging.ERROR)  # it warns of what is meant: a model in place of its name

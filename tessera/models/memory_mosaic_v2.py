@@ -13,6 +13,7 @@ from tessera.layers.linear import SwiGLU
 from tessera.layers.value_extractors import MixedValueExtractor
 from tessera.memories.pair_memory import PairMemoryState
 from tessera.memories.short_and_long_term import LongTermMemory, ShortTermMemory
+from tessera.models.adjusting import adjust_model
 from tessera.models.stack import NormalInitialization, StackForCausalLM, StackLayer, StackModel, rms_norm
 from tessera.models.strict_config import StrictConfig
 
@@ -28,8 +29,9 @@ class MemoryMosaicV2Config(StrictConfig):
         kernel: the kernel of the short-term and long-term memories: a name, or a mapping such as `{"name": "knn",
             "base": "gaussian", "k": 32}` (see `tessera.kernels`).
         short_term_span: h; at step T the short-term memory holds the pairs T - h + 1 .. T - 1.
-        long_term_memory: whether the model has long-term memories at all. To switch those of a trained model off
-            and on, use `model.disable_long_term_memory()`.
+        long_term_memory: whether the model has long-term memories at all.
+        use_long_term_memory: whether it recalls from them. `model.disable_long_term_memory()` switches them off in a
+            trained model.
         long_term_delay: m at inference; at step T the long-term memory holds the pairs 1 .. T - m.
         inverse_bandwidth_scale: what beta of every long-term memory is multiplied with; see `MemoryMosaicConfig`.
         training_long_term_delay: (lowest, highest) m in training, drawn uniformly for each sequence of a batch.
@@ -44,7 +46,7 @@ class MemoryMosaicV2Config(StrictConfig):
     model_type = "memory_mosaic_v2"
     keys_to_ignore_at_inference = ["past_key_values"]
     attribute_map = {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}
-    adjustable: ClassVar[frozenset[str]] = frozenset({"inverse_bandwidth_scale"})
+    adjustable: ClassVar[frozenset[str]] = frozenset({"inverse_bandwidth_scale", "use_long_term_memory"})
 
     vocab_size: int = 128256
     hidden_size: int = 2048
@@ -54,6 +56,7 @@ class MemoryMosaicV2Config(StrictConfig):
     kernel: Any = "gaussian"
     short_term_span: int = 256
     long_term_memory: bool = True
+    use_long_term_memory: bool = True
     long_term_delay: int = 64
     inverse_bandwidth_scale: float = 1.0
     training_long_term_delay: list[int] | tuple[int, int] = (64, 256)
@@ -71,10 +74,15 @@ class MemoryMosaicV2Config(StrictConfig):
         """Width of a head's keys and values."""
         return self.hidden_size // self.num_heads
 
+    @property
+    def recalls_long_term(self) -> bool:
+        """Whether there are long-term memories, and they are in use."""
+        return self.long_term_memory and self.use_long_term_memory
+
     def pairs_per_query(self, context: int) -> list[int]:
         """Pairs that each memory of a layer compares with a query behind `context` tokens: a short term ends."""
         short = [min(context, self.short_term_span)]
-        return [*short, context] if self.long_term_memory else short
+        return [*short, context] if self.recalls_long_term else short
 
     def problems(self) -> list[str]:
         """See `StrictConfig`."""
@@ -103,13 +111,13 @@ class MemoryMosaicV2Layer(StackLayer):
         self.memory_norm = rms_norm(config)
         self.short_term = ShortTermMemory(*sizes, span=config.short_term_span)
         self.long_term = LongTermMemory(*sizes) if config.long_term_memory else None
-        self.long_term_enabled = config.long_term_memory
         self.persistent_norm = rms_norm(config)
         self.persistent = SwiGLU(config.hidden_size, config.intermediate_size)
         self.follow(config)
 
     def follow(self, config: MemoryMosaicV2Config) -> None:
         """Take over what may change in a built model."""
+        self.recalls_long_term = config.recalls_long_term
         if self.long_term is not None:
             bandwidth: Any = self.long_term.bandwidth
             bandwidth.scale = config.inverse_bandwidth_scale
@@ -126,7 +134,7 @@ class MemoryMosaicV2Layer(StackLayer):
         short, long = (None, None) if state is None else state
         read = self.memory_norm(hidden)
         recalled, short = self.short_term(read, short, documents, keep_state)
-        if self.long_term is not None and self.long_term_enabled:
+        if self.long_term is not None and self.recalls_long_term:
             started = state is None or long is not None
             needed = "hold the long-term memories that are enabled now"
             expect(started, type(self).__name__, "past_key_values", needed, "none", "Read the text again.")
@@ -138,10 +146,14 @@ class MemoryMosaicV2Layer(StackLayer):
         hidden = hidden + self.persistent(self.persistent_norm(hidden))
         return hidden, (short, long) if keep_state else None
 
+    def goes_on_from(self, state: LayerState) -> LayerState:
+        """Nothing of long-term memories that are not in use."""
+        return state if self.recalls_long_term else (state[0], None)
+
     def begun_with(self, keys: Tensor, values: Tensor) -> LayerState:
         """The state in front of a text, when both memories hold these pairs already."""
         long = None
-        if self.long_term is not None and self.long_term_enabled:
+        if self.long_term is not None and self.recalls_long_term:
             long = self.long_term.begun_with(keys, values)
         return self.short_term.begun_with(keys, values), long
 
@@ -169,7 +181,7 @@ class MemoryMosaicV2PreTrainedModel(NormalInitialization):
 
     def state_bytes_per_token(self, dtype: torch.dtype) -> float:
         """One key and one value per layer, in the long-term memories; the other memories do not grow."""
-        long_term = self.config.num_layers * self.config.long_term_memory
+        long_term = self.config.num_layers * self.config.recalls_long_term
         return 2 * long_term * self.config.hidden_size * dtype.itemsize
 
     def set_long_term_delay(self, delay: int) -> None:
@@ -181,21 +193,17 @@ class MemoryMosaicV2PreTrainedModel(NormalInitialization):
     def disable_long_term_memory(self) -> None:
         """Leave the long-term memories out from now on, without retraining (Memory Mosaics v2, tables 2, 6 and 7).
 
-        Their weights stay and are saved; a loaded model has them enabled. Nothing happens to a model without any.
+        Part of the configuration (`use_long_term_memory`), as a delay is; the weights stay and are saved. Nothing
+        happens to a model without any.
         """
-        self._switch_long_term_memory(False)
+        adjust_model(self, {"use_long_term_memory": False})
 
     def enable_long_term_memory(self) -> None:
         """Undo `disable_long_term_memory`."""
         where = f"{type(self).__name__}.enable_long_term_memory"
         present = self.config.long_term_memory
         expect(present, where, "the model", "have long-term memories", "long_term_memory=False in its configuration")
-        self._switch_long_term_memory(True)
-
-    def _switch_long_term_memory(self, enabled: bool) -> None:
-        for module in self.modules():
-            if isinstance(module, MemoryMosaicV2Layer):
-                module.long_term_enabled = enabled
+        adjust_model(self, {"use_long_term_memory": True})
 
 
 class MemoryMosaicV2Model(MemoryMosaicV2PreTrainedModel, StackModel):

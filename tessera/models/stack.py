@@ -87,6 +87,10 @@ class StackLayer(GradientCheckpointingLayer):
         is_given = name == "_gradient_checkpointing_func" and getattr(value, "keywords", {}).get("use_reentrant")
         super().__setattr__(name, partial(_checkpointed, value) if is_given else value)
 
+    def goes_on_from(self, state: Any) -> Any:
+        """What of `state` this layer goes on from, as it is set now."""
+        return state
+
 
 def _checkpointed(checkpoint: Callable[..., Any], call: partial, *arguments: Any) -> Any:
     """`call`, by the reentrant `checkpoint` that transformers was given; where it has a state, by the other kind.

@@ -211,6 +211,27 @@ def test_a_setting_that_was_adjusted_has_a_program_of_its_own(uncompiled, monkey
 
 
 @torch.no_grad()
+def test_long_term_memories_that_are_switched_off(uncompiled):
+    """A program recalls from them no longer, also behind a state that holds them; and as in plain decoding none is
+    entered that has missed a token."""
+    model, ids = MODELS["v2"]().eval(), torch.randint(1, 50, (1, 9))
+    state = model(ids[:, :7], use_cache=True).past_key_values
+    plain_model = copy.deepcopy(model)
+    plain_model.disable_long_term_memory()
+    expected = plain_model(ids[:, 7:8], past_key_values=state)
+    tessera.compile_decoding(model)
+    model(ids[:, 7:8], past_key_values=state)
+    model.disable_long_term_memory()
+    before = len(uncompiled)
+    output = model(input_ids=ids[:, 7:8], past_key_values=state)
+    assert len(uncompiled) > before
+    torch.testing.assert_close(output.logits, expected.logits)
+    model.enable_long_term_memory()
+    with pytest.raises(tessera.TesseraError, match="must hold the long-term memories that are enabled now"):
+        model(input_ids=ids[:, 8:], past_key_values=output.past_key_values)
+
+
+@torch.no_grad()
 def test_blocks_of_a_base_are_given_no_cache_of_other_rows(uncompiled):
     model, ids = tessera.compile_decoding(gpt2().eval()), torch.randint(1, 50, (3, 6))
     one, many = (model(rows, use_cache=True).past_key_values for rows in (ids[:1], ids))

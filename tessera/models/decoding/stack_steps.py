@@ -110,8 +110,9 @@ class StackSteps:
         if stored is not None and stored.key_buffer.dtype != hidden.dtype:
             past = past.to(hidden.dtype)  # a program writes into the buffers that it is given
         ends: dict[tuple[int, int], list[Tensor]] = {}  # mostly the same in all layers
-        run_layer, run_head = self._programs(hidden, past.layers[0], model)
-        for weights, before in zip(self.flat_weights, past.layers, strict=True):
+        layers = [layer.goes_on_from(state) for layer, state in zip(stack.layers, past.layers, strict=True)]
+        run_layer, run_head = self._programs(hidden, layers[0], model)
+        for weights, before in zip(self.flat_weights, layers, strict=True):
             stores: list[PairStore] = []
             others: list[Tensor] = []
             for leaf in leaves_of(before):

@@ -27,13 +27,15 @@ def test_the_long_term_memory_can_be_switched_off_and_on(tmp_path):
     assert not torch.allclose(without, with_it)
     actual, state = read_in_parts(model, ids, [20, 13])
     close(actual, without)
-    model.save_pretrained(tmp_path)  # what is switched off is a matter of the moment: its weights are saved
+    model.save_pretrained(tmp_path)  # as a part of the configuration; the weights are saved
     model.enable_long_term_memory()
     assert torch.equal(model(ids).logits, with_it)
     saved = MemoryMosaicV2ForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
     # The tensors of a file begin anywhere in memory, and processors add what is not aligned in another order.
-    close(saved(ids).logits, with_it)
+    close(saved(ids).logits, without)
     assert all(torch.equal(weight, saved.state_dict()[name]) for name, weight in model.state_dict().items())
+    saved.enable_long_term_memory()
+    close(saved(ids).logits, with_it)
     with pytest.raises(TesseraError, match="past_key_values must hold the long-term memories that are enabled now"):
         model(ids[:, :1], past_key_values=state)
 
