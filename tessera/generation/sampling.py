@@ -112,16 +112,18 @@ def continuation(
         _expect_drafts(model, where)
     ids = torch.cat([ids.new_zeros(1, read), ids], dim=1)
     streamer = TextStreamer(tokenizer, skip_special_tokens=True) if stream and sampling.num_beams == 1 else None
-    torch.manual_seed(sampling.seed)
-    tokens = model.generate(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
-        pad_token_id=tokenizer.pad_token_id,
-        streamer=streamer,
-        logits_processor=LogitsProcessorList([RequireNumbers(where)]),
-        **sampling.arguments,
-        **inputs,
-    )
+    # The caller's random numbers go on as if nothing had been drawn. (`generate` takes no generator.)
+    with torch.random.fork_rng([] if model.device.type == "cpu" else [model.device], device_type=model.device.type):
+        torch.manual_seed(sampling.seed)
+        tokens = model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            pad_token_id=tokenizer.pad_token_id,
+            streamer=streamer,
+            logits_processor=LogitsProcessorList([RequireNumbers(where)]),
+            **sampling.arguments,
+            **inputs,
+        )
     if stream and streamer is None:
         print(tokenizer.decode(tokens[0], skip_special_tokens=True))
     return tokenizer.decode(tokens[0, ids.shape[1] :], skip_special_tokens=True)

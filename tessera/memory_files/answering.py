@@ -160,8 +160,8 @@ def _chosen_tokens(model, tokenizer, ids, state, sampling, most, where, write) -
     processors, end = LogitsProcessorList([RequireNumbers(where)]), model.generation_config.eos_token_id
     ends = set(end) if isinstance(end, (list, tuple)) else {end}
     is_sampled = most > 1 and sampling.temperature > LEAST_TEMPERATURE
+    generator = torch.Generator().manual_seed(sampling.seed)  # this call's own: other draws, and threads, go on
     if is_sampled:
-        torch.manual_seed(sampling.seed)
         processors.append(TemperatureLogitsWarper(sampling.temperature))
         if sampling.top_k:
             processors.append(TopKLogitsWarper(sampling.top_k))
@@ -175,7 +175,9 @@ def _chosen_tokens(model, tokenizer, ids, state, sampling, most, where, write) -
         logits, state = read_on(model, new, state)
         last = logits[:, -1].float()
         scores = processors(ids, last)
-        new = torch.multinomial(scores.softmax(-1), 1) if is_sampled else last.argmax(-1, keepdim=True)
+        new = last.argmax(-1, keepdim=True)
+        if is_sampled:
+            new = torch.multinomial(scores.softmax(-1).cpu(), 1, generator=generator).to(new.device)
         tokens.append(int(new))
         total += float(last.log_softmax(-1)[0, tokens[-1]])
         if tokens[-1] in ends:

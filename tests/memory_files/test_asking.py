@@ -113,6 +113,20 @@ def test_beams_behind_a_memory_are_those_of_the_whole_text(kind):
     assert answer.text == continuation(model, tokenizer, BOOK + "Who", Sampling(4, 0.0, num_beams=3))
 
 
+def test_what_is_sampled_depends_on_its_seed_and_leaves_other_draws_alone():
+    model, tokenizer = make("v1"), byte_tokenizer()
+    memory, said = Memory(model, tokenizer).read([BOOK]), []
+    for seed in (5, 6):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        sampling = Sampling(6, 1.0, top_k=0, seed=3)
+        said.append((memory.ask("Who", sampling).text, continuation(model, tokenizer, BOOK, sampling)))
+        memory.ask("Who", Sampling(3, 0.0)), continuation(model, tokenizer, BOOK, Sampling(3, 0.0, num_beams=2))
+        assert torch.equal(torch.get_rng_state(), before)
+    assert said[0] == said[1]
+    assert memory.ask("Who", Sampling(6, 1.0, top_k=0, seed=4)).text != said[0][0]
+
+
 def test_a_context_that_is_the_name_of_a_file_is_a_text_all_the_same(tmp_path, monkeypatch):
     """What somebody sends to a service must not open its files."""
     monkeypatch.chdir(tmp_path)
