@@ -174,7 +174,9 @@ class Reading:
             return output.logits[0], output.memory_state
         is_last = part is self.parts[-1]
         inputs = self.inputs if state is None else {"past_key_values": state}
-        output = self.model(input_ids=ids, use_cache=not is_last, **inputs)
+        output = self.model(input_ids=ids, use_cache=not is_last or state is not None, **inputs)
+        if is_last and state is not None:
+            state.reclaim(output.past_key_values)
         return output.logits[0], None if is_last else output.past_key_values
 
     def _parts(self) -> list[Part]:

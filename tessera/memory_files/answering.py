@@ -12,8 +12,9 @@ from tessera.base.errors import expect
 from tessera.base.state import State
 from tessera.generation.sampling import LEAST_TEMPERATURE, RequireNumbers, Sampling, continuation, prompt_tokens
 from tessera.memory_files.certainty import Certainty
-from tessera.models.carried_state import read_on, state_name
+from tessera.models.carried_state import logits_behind, read_on, state_name
 from tessera.models.forking import apart
+from tessera.models.stack_state import StackState
 from tessera.tasks.question_answering import NOT_IN_TEXT
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def answer(
         text = NOT_IN_TEXT if says_nothing else text.removesuffix(tokenizer.eos_token).strip()
     certainty, measured = None, Certainty.of(model) if is_trained else None
     if measured is not None:
-        logits, without = (read_on(model, ids, apart(before))[0][:, -1] for before in (state, None))
+        logits, without = (logits_behind(model, ids, before)[:, -1] for before in (state, None))
         certainty = float(measured.probabilities(logits, without, tokenizer.unk_token_id))
     return Answer(text, probability, ids[0], chosen, certainty=certainty)
 
@@ -170,7 +171,7 @@ def _chosen_tokens(model, tokenizer, ids, state, sampling, most, where, write) -
     if answers_questions(tokenizer):
         ends.add(tokenizer.unk_token_id)  # "not in this text" is the whole answer
     tokens: list[int] = []
-    new, state, total, written = ids, apart(state), 0.0, ""
+    new, before, state, total, written = ids, state, apart(state), 0.0, ""
     while len(tokens) < most:
         logits, state = read_on(model, new, state)
         last = logits[:, -1].float()
@@ -185,4 +186,6 @@ def _chosen_tokens(model, tokenizer, ids, state, sampling, most, where, write) -
         if write is not None and not (text := tokenizer.decode(tokens, skip_special_tokens=True)).endswith("\ufffd"):
             write(text[len(written) :])
             written = text
+    if isinstance(before, StackState):
+        before.reclaim(state)
     return torch.tensor(tokens), float(torch.tensor(total, dtype=torch.float64).exp())

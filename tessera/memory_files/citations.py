@@ -12,7 +12,7 @@ from tessera.inspection.recall import recall_weights
 from tessera.inspection.text import TokenTexts
 from tessera.memory_files.answering import Answer
 from tessera.memory_files.document import without
-from tessera.models.carried_state import read_on
+from tessera.models.carried_state import logits_behind
 
 if TYPE_CHECKING:
     from tessera.memory_files.memory import Memory
@@ -130,6 +130,6 @@ def _sentence(shown: tuple[str, ...], token: int) -> tuple[int, int]:
 
 def _probability(memory: "Memory", state: Any, ids: Tensor, length: int) -> float:
     """Of the tokens behind the first `length`, given those."""
-    logits, _ = read_on(memory.model, ids[:, :-1], state)
+    logits = logits_behind(memory.model, ids[:, :-1], state)
     chosen = logits[0, length - 1 :].double().log_softmax(-1).gather(1, ids[0, length:, None])
     return float(chosen.sum().exp())

@@ -28,6 +28,7 @@ from tessera.recall.pair_store import PairStore
 # try: what cannot be read as what it is called would be taken for plain text.
 CONVERTED = {".pdf": "Pdf", ".docx": "Docx", ".pptx": "Pptx", ".xlsx": "Xlsx", ".epub": "Epub"}
 CONVERTED |= {".html": "Html", ".htm": "Html"}
+ROOM = 1024  # tokens of a question with its answer
 NEEDED = 'needs the package markitdown, which is not installed: pip install "tessera[documents]"'
 
 log = logging.getLogger(__name__)
@@ -179,11 +180,11 @@ def together(states: Sequence[StackState]) -> StackState:
     that is left out was never read. A question sees the pairs of all, and goes on from the end of the last.
     Equal to the state of a model that read them one behind the other with `document_ids`, whose pairs then all count as
     document 0: the pair of the last token of a document, whose value never came, is stored as absent.
-    Raises `TesseraError`: states of different models.
+    It has room for a question, so that to ask one copies no pairs. Raises `TesseraError`: states of different models.
     """
-    if len(states) == 1:
-        return states[0]
     last = states[-1]
+    if len(states) == 1:
+        return replace(last, layers=tuple(map(_with_room, last.layers)))
     zero = _zero(last)
     layers = tuple(_together(parts, zero) for parts in zip(*(state.layers for state in states), strict=True))
     model = shared("Memory", [state.model for state in states])
@@ -220,9 +221,16 @@ def _together(parts: Sequence[Any], zero: Tensor) -> Any:
     keys = [tensor for store in stores for tensor in (store.keys, absent[0])][:-1]
     values = [tensor for store in stores for tensor in (store.values, absent[1])][:-1]
     documents = [tensor for store in stores for tensor in (store.known_documents(), zero - 1)][:-1]
-    pairs = PairStore.of(torch.cat(keys, 2), torch.cat(values, 2), torch.cat(documents, 1))
+    pairs = PairStore.of(torch.cat(keys, 2), torch.cat(values, 2), torch.cat(documents, 1)).roomy(ROOM)
     position = None if last.position is None else sum(part.position for part in parts) - (len(parts) - 1)
     return replace(_in_document(last, zero), pairs=pairs, position=position)
+
+
+def _with_room(memory: Any) -> Any:
+    """A memory, or the memories of a layer, with room for a question and its answer."""
+    if isinstance(memory, tuple):
+        return tuple(map(_with_room, memory))
+    return replace(memory, pairs=memory.pairs.roomy(ROOM)) if isinstance(memory, PairMemoryState) else memory
 
 
 def _in_document(memory: Any, document: Tensor) -> Any:

@@ -54,6 +54,7 @@ class Memory:
         self.model: Any = model
         self.tokenizer: Any = tokenizer
         self.documents: tuple[Document, ...] = ()
+        self._joined: tuple[tuple[Document, ...], Any] = (), None  # documents, and the state behind them all
         self.kind = "" if model is None else model.config.model_type
         self.marks: dict[str, tuple[int, ...] | None] = {}  # of the files that it was loaded from and stored in
         self._owner: Any = None
@@ -88,9 +89,16 @@ class Memory:
         self.verify()
         if not self.documents:
             return None
-        if self.is_of_pairs:
-            return together([document.state for document in self.documents])
-        return self.documents[-1].state
+        if not self.is_of_pairs:
+            return self.documents[-1].state
+        documents, state = self._joined
+        if documents is not self.documents:  # to join them for each question would copy, and file, all pairs each time
+            documents = self.documents
+            state = together([document.state for document in documents])
+            if len(documents) == 1:  # held once
+                documents = (replace(documents[0], state=state),)
+            self.documents, self._joined = documents, (documents, state)
+        return state
 
     def verify(self) -> None:
         """Read the file that was loaded, once. Raises `TesseraError` where it is not as it was stored."""

@@ -16,6 +16,7 @@ from tessera.models.forward_arguments import expect_rows
 from tessera.models.recurrence import SegmentedForCausalLM, read_stream
 from tessera.models.recurrence.base_model import ATTENTION
 from tessera.models.recurrence.stream import progress_bar
+from tessera.models.stack_state import StackState
 from tessera.models.strict_config import StrictConfig
 from tessera.models.transformer import context_limit
 
@@ -51,6 +52,14 @@ def read_on(model: Any, ids: Tensor, state: Any, **options: Any) -> tuple[Tensor
     has_state = output.get(name) is not None
     expect(has_state, "read_on", "the model", f"take and return a state ({name})", type(model).__name__)
     return output.logits, output[name]
+
+
+def logits_behind(model: Any, ids: Tensor, state: Any) -> Tensor:
+    """Logits of `ids` (B, T) that follow `state`, which stays as it is."""
+    logits, after = read_on(model, ids, apart(state))
+    if isinstance(state, StackState):
+        state.reclaim(after)
+    return logits
 
 
 def last_logits(model: Any) -> dict[str, int]:

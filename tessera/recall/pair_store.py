@@ -126,18 +126,27 @@ class PairStore(State):
 
     def with_room(self, end: int) -> Self:
         """The same pairs, in buffers whose places up to `end` nobody but the caller writes."""
-        # What was made in inference mode must not be written outside of it.
-        is_frozen = self.key_buffer.is_inference() and not torch.is_inference_mode_enabled()
-        fits = end <= self.key_buffer.shape[2] and not is_frozen
+        fits = self._fits(end)
         with _CLAIMING:
             if fits and self.tip.used == self.length:
                 self.tip.used = end
                 return self
-        return self._grown(end)
+        return self._grown(end, max(SMALLEST_CAPACITY, 2 * end))
 
     def take_back(self) -> None:
         """See `State.take_back`."""
         self.tip.cut(self.length)
+
+    def reclaim(self, after: Self) -> None:
+        """See `State.reclaim`. Whoever appended last to these buffers has the places behind this store to itself."""
+        with _CLAIMING:
+            if after.tip is self.tip and self.tip.used == after.length:
+                self.tip.cut(self.length)
+
+    def roomy(self, count: int) -> Self:
+        """The same pairs, with room for `count` more."""
+        is_free = self._fits(self.length + count) and self.tip.used == self.length
+        return self if is_free else self._grown(self.length, self.length + count)
 
     def newest(self, count: int) -> Self:
         """A store of the last `count` pairs, or this one while it has at most twice as many: O(1) copied per pair."""
@@ -166,8 +175,13 @@ class PairStore(State):
         documents = [pad(store.known_documents(), (front, 0), value=-1) for store, front in zip(states, fronts)]
         return cls.of(keys, values, torch.cat(documents))
 
-    def _grown(self, end: int) -> Self:
-        room = max(SMALLEST_CAPACITY, 2 * end) - self.length
+    def _fits(self, end: int) -> bool:
+        # What was made in inference mode must not be written outside of it.
+        is_frozen = self.key_buffer.is_inference() and not torch.is_inference_mode_enabled()
+        return end <= self.key_buffer.shape[2] and not is_frozen
+
+    def _grown(self, end: int, capacity: int) -> Self:
+        room = capacity - self.length
         documents = None if self.documents is None else pad(self.documents, (0, room), value=-1)
         return type(self)(
             pad(self.keys, (0, 0, 0, room)),

@@ -82,19 +82,19 @@ def test_another_thread_asks_the_model_meanwhile(kind, look):
 def test_citations_of_questions_that_are_asked_at_the_same_time():
     tokenizer = byte_tokenizer()
     model = build(v1(vocab_size=len(tokenizer)), scale=0.5)
-    memory = tessera.Memory(model, tokenizer)
-    memory.read("The king lives in Rome. The queen lives in Bonn. The cook lives in Oslo.")
+    text = "The king lives in Rome. The queen lives in Bonn. The cook lives in Oslo."
+    memory, fresh = (tessera.Memory(model, tokenizer).read(text) for _ in range(2))  # one that was never asked
     questions = [f"Where is {who}?" for who in ("the king", "the queen", "the cook", "nobody")]
 
-    def cited(question):
+    def cited(memory, question):
         return memory.ask(question, cite=2, max_new_tokens=3).citations
 
-    expected, got = [cited(question) for question in questions], {}
+    expected, got = [cited(memory, question) for question in questions], {}
     start = threading.Barrier(len(questions))
 
     def ask(question):
         start.wait()
-        got[question] = [cited(question) for _ in range(3)]
+        got[question] = [cited(fresh, question) for _ in range(3)]
 
     threads = [threading.Thread(target=ask, args=(question,)) for question in questions]
     for thread in threads:

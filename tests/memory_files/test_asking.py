@@ -15,6 +15,7 @@ from tessera.inspection import Trace
 from tessera.memory_files import Memory, citations
 from tessera.memory_files.answering import GREEDY
 from tessera.memory_files.page import is_page, write_page
+from tessera.recall.pair_store import PairStore
 from tests import refusals
 from tests.memory_files.models import make
 
@@ -111,6 +112,25 @@ def test_beams_behind_a_memory_are_those_of_the_whole_text(kind):
     model, tokenizer = make(kind), byte_tokenizer()
     answer = Memory(model, tokenizer).read([BOOK]).ask("Who", Sampling(4, 0.0, num_beams=3))
     assert answer.text == continuation(model, tokenizer, BOOK + "Who", Sampling(4, 0.0, num_beams=3))
+
+
+@pytest.mark.parametrize("kind", ["v1", "v2"])
+def test_to_ask_again_copies_no_pairs(kind, tmp_path, monkeypatch):
+    """The pairs of all documents are joined once, and the places of a question's are free again behind its answer."""
+    model, tokenizer = make(kind), byte_tokenizer()
+    several = Memory(model, tokenizer).read([BOOK]).read("Nobody saw it.", "other")
+    Memory(model, tokenizer).read([BOOK]).save(tmp_path / "one")
+    for memory in (several, Memory(model, tokenizer).load(tmp_path / "one")):
+        first, copied = memory.ask("Who", Sampling(3, 0.0), cite=1), []
+        assert first.citations
+        grown, state = PairStore._grown, memory.state
+        monkeypatch.setattr(PairStore, "_grown", lambda *given: copied.append(given[1]) or grown(*given))
+        again = memory.ask("Who", Sampling(3, 0.0))
+        assert (again.text, again.probability) == (first.text, first.probability)
+        assert memory.state is state
+        assert max(copied, default=0) < 20, "but for what a short-term memory drops now and then"
+        memory.forget(memory.names[0])
+        assert memory.state is not state, "what was forgotten is no longer asked"
 
 
 def test_what_is_sampled_depends_on_its_seed_and_leaves_other_draws_alone():
