@@ -120,11 +120,12 @@ def test_to_ask_again_copies_no_pairs(kind, tmp_path, monkeypatch):
     model, tokenizer = make(kind), byte_tokenizer()
     several = Memory(model, tokenizer).read([BOOK]).read("Nobody saw it.", "other")
     Memory(model, tokenizer).read([BOOK]).save(tmp_path / "one")
+    copied, grown = [], PairStore._grown
+    monkeypatch.setattr(PairStore, "_grown", lambda *given: copied.append(given[1]) or grown(*given))
     for memory in (several, Memory(model, tokenizer).load(tmp_path / "one")):
-        first, copied = memory.ask("Who", Sampling(3, 0.0), cite=1), []
+        first, state = memory.ask("Who", Sampling(3, 0.0), cite=1), memory.state
         assert first.citations
-        grown, state = PairStore._grown, memory.state
-        monkeypatch.setattr(PairStore, "_grown", lambda *given: copied.append(given[1]) or grown(*given))
+        copied.clear()
         again = memory.ask("Who", Sampling(3, 0.0))
         assert (again.text, again.probability) == (first.text, first.probability)
         assert memory.state is state
