@@ -8,8 +8,9 @@ from transformers import LlamaConfig, MambaConfig
 
 from tessera.models import small_models as sized
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
+from tessera.models.classification import ARMTModel, PRMTModel, RMTModel
 from tessera.models.linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM, LinearAttentionModel
-from tessera.models.lstm import LSTMConfig, LSTMForCausalLM
+from tessera.models.lstm import LSTMConfig, LSTMForCausalLM, LSTMModel
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM, MemoryMosaicModel
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM, MemoryMosaicV2Model
 from tessera.models.presets import llama_fields
@@ -21,10 +22,10 @@ from tessera.models.transformer import transformer_config
 register_model(MemoryMosaicConfig, MemoryMosaicForCausalLM, MemoryMosaicModel)
 register_model(MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM, MemoryMosaicV2Model)
 register_model(LinearAttentionConfig, LinearAttentionForCausalLM, LinearAttentionModel)
-register_model(LSTMConfig, LSTMForCausalLM, of_size=sized.lstm)
-register_model(ARMTConfig, ARMTForCausalLM, of_size=sized.armt)
-register_model(RMTConfig, RMTForCausalLM, of_size=sized.rmt)
-register_model(PRMTConfig, PRMTForCausalLM, of_size=sized.prmt)
+register_model(LSTMConfig, LSTMForCausalLM, LSTMModel, of_size=sized.lstm)
+register_model(ARMTConfig, ARMTForCausalLM, ARMTModel, of_size=sized.armt)
+register_model(RMTConfig, RMTForCausalLM, RMTModel, of_size=sized.rmt)
+register_model(PRMTConfig, PRMTForCausalLM, PRMTModel, of_size=sized.prmt)
 
 
 def _variant(config: Callable, of_size: Callable, **chosen: Any) -> ModelEntry:

@@ -7,7 +7,6 @@ model's folder loads into a classifier whose head is new.
 from typing import Any
 
 from transformers import (
-    AutoModel,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     PreTrainedConfig,
@@ -18,13 +17,12 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
-    MODEL_MAPPING_NAMES,
 )
 from transformers.utils import can_return_tuple
 
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.linear_attention import LinearAttentionConfig, LinearAttentionPreTrainedModel
-from tessera.models.lstm import LSTMConfig, LSTMModel, LSTMPreTrainedModel
+from tessera.models.lstm import LSTMConfig, LSTMPreTrainedModel
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicPreTrainedModel
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config, MemoryMosaicV2PreTrainedModel
 from tessera.models.prmt import PRMTConfig, PRMTForCausalLM
@@ -80,39 +78,25 @@ HEADS = {
 }
 
 
-def _classifiers(
-    name: str, plumbing: type[PreTrainedModel], config: type[PreTrainedConfig] | None = None
-) -> dict[str, type[PreTrainedModel]]:
-    """One class for each head, which this module offers by its name."""
-    made = {}
-    for task, (head, *_) in HEADS.items():
-        described = f"transformers' head for {task} on {name}."
-        body: dict[str, Any] = {"__module__": __name__, "__doc__": described, "base_model_prefix": "model"}
-        body["config_class"] = config or plumbing.config_class
-        body["accepts_loss_kwargs"] = False  # transformers' heads take the mean, whatever number of items they are told
-        made[task] = globals()[f"{name}For{task}"] = type(f"{name}For{task}", (head, plumbing), body)
-    return made
-
-
-# Configuration -> (the class of the hidden states where it is made here, the classifiers by their task).
-CLASSIFIERS: dict[type[PreTrainedConfig], tuple[type[PreTrainedModel] | None, dict[str, type[PreTrainedModel]]]] = {
-    MemoryMosaicConfig: (None, _classifiers("MemoryMosaic", MemoryMosaicPreTrainedModel)),
-    MemoryMosaicV2Config: (None, _classifiers("MemoryMosaicV2", MemoryMosaicV2PreTrainedModel)),
-    LinearAttentionConfig: (None, _classifiers("LinearAttention", LinearAttentionPreTrainedModel)),
-    LSTMConfig: (LSTMModel, _classifiers("LSTM", LSTMPreTrainedModel)),
-    ARMTConfig: (ARMTModel, _classifiers("ARMT", SegmentedPreTrainedModel, ARMTConfig)),
-    RMTConfig: (RMTModel, _classifiers("RMT", SegmentedPreTrainedModel, RMTConfig)),
-    PRMTConfig: (PRMTModel, _classifiers("PRMT", SegmentedPreTrainedModel, PRMTConfig)),
+# Configuration -> what its models have in common.
+CLASSIFIED: dict[type[PreTrainedConfig], type[PreTrainedModel]] = {
+    MemoryMosaicConfig: MemoryMosaicPreTrainedModel,
+    MemoryMosaicV2Config: MemoryMosaicV2PreTrainedModel,
+    LinearAttentionConfig: LinearAttentionPreTrainedModel,
+    LSTMConfig: LSTMPreTrainedModel,
+    **dict.fromkeys((ARMTConfig, RMTConfig, PRMTConfig), SegmentedPreTrainedModel),
 }
 
 
 def register() -> None:
-    """Make the classifiers, and the hidden states that are made here, known to the Auto classes of transformers."""
-    for config, (base, classifiers) in CLASSIFIERS.items():
-        if base is not None:
-            AutoModel.register(config, base, exist_ok=True)
-            MODEL_MAPPING_NAMES[config.model_type] = base.__name__
-        for task, classifier in classifiers.items():
-            _, auto_class, names = HEADS[task]
+    """Make classifiers, which this module offers by their names, known to the Auto classes of transformers."""
+    for config, plumbing in CLASSIFIED.items():
+        model = config.__name__.removesuffix("Config")
+        for task, (head, auto_class, names) in HEADS.items():
+            body: dict[str, Any] = {"__module__": __name__, "__doc__": f"transformers' head for {task} on {model}."}
+            # transformers' heads take the mean, whatever number of items they are told
+            body |= {"base_model_prefix": "model", "config_class": config, "accepts_loss_kwargs": False}
+            classifier = type(f"{model}For{task}", (head, plumbing), body)
+            globals()[classifier.__name__] = classifier
             auto_class.register(config, classifier, exist_ok=True)
             names[config.model_type] = classifier.__name__
