@@ -23,7 +23,6 @@ class LinearAttentionConfig(StrictConfig):
     """
 
     model_type = "linear_attention"
-    keys_to_ignore_at_inference = ["past_key_values"]
     attribute_map = {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}
 
     variant: str = "gla"

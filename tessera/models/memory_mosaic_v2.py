@@ -44,7 +44,6 @@ class MemoryMosaicV2Config(StrictConfig):
     """
 
     model_type = "memory_mosaic_v2"
-    keys_to_ignore_at_inference = ["past_key_values"]
     attribute_map = {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}
     adjustable: ClassVar[frozenset[str]] = frozenset({"inverse_bandwidth_scale", "use_long_term_memory"})
 

@@ -38,6 +38,7 @@ class StrictConfig(PreTrainedConfig):
     """
 
     adjustable: ClassVar[frozenset[str]] = frozenset()
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
     # No code of its own: TRL reads it of every model that is not transformers' own.
     auto_map: ClassVar[dict[str, str]] = {}
 
