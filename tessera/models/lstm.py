@@ -90,9 +90,8 @@ class LSTMPreTrainedModel(SavesWithCode):
             bound = self.config.hidden_size**-0.5
             for parameter in module.parameters():
                 init.uniform_(parameter, -bound, bound)
-        elif isinstance(module, nn.LayerNorm):
-            init.ones_(module.weight)
-            init.zeros_(module.bias)
+        else:
+            super()._init_weights(module)
 
 
 class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):

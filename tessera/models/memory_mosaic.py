@@ -62,7 +62,6 @@ class MemoryMosaicConfig(StrictConfig):
     """
 
     model_type = "memory_mosaic"
-    keys_to_ignore_at_inference = ["past_key_values"]
     attribute_map = {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}
     adjustable: ClassVar[frozenset[str]] = frozenset({"inverse_bandwidth_scale"})
 
@@ -212,9 +211,7 @@ class MemoryMosaicPreTrainedModel(StackPreTrainedModel):
             if getattr(module, "bias", None) is not None:
                 init.zeros_(module.bias)
         elif isinstance(module, nn.LayerNorm):
-            init.ones_(module.weight)
-            if module.bias is not None:
-                init.zeros_(module.bias)
+            super()._init_weights(module)
         elif isinstance(module, ScaledOutput):
             branches = self.config.num_layers if self._by_fan_in() else 2 * self.config.num_layers
             init.normal_(module.projection.weight, 0.0, self._std(module.projection) / math.sqrt(branches))
