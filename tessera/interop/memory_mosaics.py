@@ -315,18 +315,16 @@ class SparseKernelTrainingImporter(TrainingScriptImporter):
         return super().contextual_scores(log_key_scale)
 
 
-IMPORTERS = {
+def _imported(
+    importer: type[StackAssoMemImporter], source: str, state_dict: dict[str, Tensor], arguments: dict
+) -> MemoryMosaicForCausalLM:
+    return importer(source, state_dict, arguments).model()
+
+
+for name, importer in {
     "memory-mosaics": StackAssoMemImporter,
     "sparse-kernel-regression": SparseKernelImporter,
     "memory-mosaics-eft": TrainingScriptImporter,
     "sparse-kernel-regression-eft": SparseKernelTrainingImporter,
-}
-
-
-def imported(source: str, state_dict: dict[str, Tensor], arguments: dict) -> MemoryMosaicForCausalLM:
-    """A checkpoint of one of these sources as our model."""
-    return IMPORTERS[source](source, state_dict, arguments).model()
-
-
-for name in IMPORTERS:
-    REFERENCES.add(name, partial(imported, name))
+}.items():
+    REFERENCES.add(name, partial(_imported, importer, name))

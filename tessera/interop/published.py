@@ -156,13 +156,6 @@ def sources_of(names: Iterable[str]) -> tuple[str, ...]:
     return next(known, ())
 
 
-def check_layout(source: str, names: Iterable[str]) -> None:
-    """Raise `TesseraError` if the parameter names are those of other sources than `source`."""
-    sources = sources_of(names)
-    if sources and source not in sources:
-        raise TesseraError(f"{source}: the parameter names are those of {_choice(sources)}.")
-
-
 def recognised_source(names: Iterable[str], arguments: dict | None) -> str:
     """The one source that parameter names and constructor's arguments tell; an error that names the choice if several.
 
@@ -201,8 +194,9 @@ def from_reference(source: str, state_dict: dict[str, Tensor], arguments: dict) 
         TesseraError: an unknown source or argument, a missing, misshapen or unexpected tensor, or a published model
             that cannot be expressed (the message says why).
     """
-    build = REFERENCES[source]
-    check_layout(source, state_dict)
+    build, sources = REFERENCES[source], sources_of(state_dict)
+    if sources and source not in sources:
+        raise TesseraError(f"{source}: the parameter names are those of {_choice(sources)}.")
     try:
         return build(dict(state_dict), dict(arguments))
     except TesseraError:
