@@ -1,8 +1,7 @@
 """What every task must do."""
 
-import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from collections.abc import Set as AbstractSet
 from itertools import combinations
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tessera.models.forking import state_tensors
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.tasks.task import SPLITS, TokenExamples, estimate
 from tessera.testing.laws import laws_in, try_laws
@@ -53,24 +53,9 @@ def check_task(case: TaskCase) -> None:
     try_laws(LAWS, case)
 
 
-def _tensors_of(value: Any) -> Iterator[Tensor]:
-    """Every tensor in a nest of dataclasses, tuples, lists and mappings."""
-    if isinstance(value, Tensor):
-        yield value
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from _tensors_of(getattr(value, field.name))
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors_of(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors_of(item)
-
-
 def _same(value: Any, other: Any) -> bool:
     """Equal bytes in every tensor."""
-    pairs = list(zip(_tensors_of(value), _tensors_of(other), strict=True))
+    pairs = list(zip(state_tensors(value), state_tensors(other), strict=True))
     return bool(pairs) and all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
 
 
