@@ -24,21 +24,16 @@ def llama_fields(config: MemoryMosaicV2Config, equal_parameters: bool = False) -
     width, heads = config.hidden_size, config.num_heads
     memories = 1 + config.long_term_memory
     extra = memories * (3 * width * width + 2 * width * heads + 4 * heads) - 4 * width * width
+    shared = "vocab_size hidden_size rms_norm_eps initializer_range tie_word_embeddings".split()
+    shared += ["bos_token_id", "eos_token_id", "pad_token_id"]
     return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": width,
+        **{name: getattr(config, name) for name in shared},
         "intermediate_size": config.intermediate_size + (round(extra / (3 * width)) if equal_parameters else 0),
         "num_hidden_layers": config.num_layers,
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
         "max_position_embeddings": 131072,
         "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
-        "rms_norm_eps": config.rms_norm_eps,
-        "initializer_range": config.initializer_range,
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "bos_token_id": config.bos_token_id,
-        "eos_token_id": config.eos_token_id,
-        "pad_token_id": config.pad_token_id,
     }
 
 
