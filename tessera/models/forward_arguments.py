@@ -131,14 +131,10 @@ def expect_exportable(where: str, use_cache: bool, *inputs: Tensor | None) -> No
     names = ["attention_mask", "labels", "position_ids"]
     refused = [name for name, tensor in zip(names, inputs[2:], strict=True) if tensor is not None]
     refused += ["use_cache"] if use_cache else []
-    sizes = [read.shape[:2] for read in inputs[:2] if read is not None]
-    free = {
-        name
-        for shape in sizes
-        for name, size in zip(("number of rows", "length"), shape)
-        if isinstance(size, torch.SymInt)
-    }
-    refused += [f"a free {name}" for name in ("number of rows", "length") if name in free]
+    texts = [read for read in inputs[:2] if read is not None]
+    for axis, name in enumerate(("number of rows", "length")):
+        if any(isinstance(text.shape[axis], torch.SymInt) for text in texts):
+            refused.append(f"a free {name}")
     needed = "be of the same number of tokens and rows each time, without a mask, labels, positions or a cache"
     expect(not refused, where, "torch.export", needed, ", ".join(refused))
 

@@ -21,7 +21,7 @@ from tessera.base.errors import TesseraError, expect, first_line
 from tessera.memories.association import AssociationMemory, AssociationState
 from tessera.models.armt.modeling import ARMTForCausalLM, ARMTState
 from tessera.models.recurrence.base_model import layer_list
-from tessera.models.recurrence.layer_hooks import LayerHooks, MemoryLayer
+from tessera.models.recurrence.layer_hooks import LayerHooks
 from tessera.models.recurrence.segment_runner import Segment
 from tessera.models.recurrence.stream import ids_of, parts_of, read_stream
 
@@ -43,12 +43,10 @@ class _Skip(LayerHooks):
             if self.like is None:  # the layer runs once to show its output
                 with torch.no_grad():
                     self.like = layer(hidden, *args, **kwargs)
-        return _in_the_form_of(self.like, hidden if self.output is None else self.output)
-
-
-def _in_the_form_of(output: Any, hidden: Tensor) -> Any:
-    """`hidden` as a layer returns it that returned `output`, without what else it keeps."""
-    return type(output)((hidden, *[None] * (len(output) - 1))) if isinstance(output, (tuple, list)) else hidden
+        result = hidden if self.output is None else self.output
+        if not isinstance(self.like, (tuple, list)):
+            return result
+        return type(self.like)((result, *[None] * (len(self.like) - 1)))  # without what else the layer keeps
 
 
 class _Cell(nn.Module):
@@ -170,14 +168,9 @@ def _stacked(named: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _cells(model: ARMTForCausalLM) -> list[_Cell]:
-    layers = layer_list(model.base, model.config.layers_path)
-    written = model.config.num_memory_tokens
-    cells = []
-    for wrapped, memory in zip(layers, model.memories.in_order()):
-        assert isinstance(wrapped, MemoryLayer)
-        assert isinstance(memory, AssociationMemory)
-        cells.append(_Cell(wrapped.layer, memory, written).train(model.training))
-    return cells
+    layers: Any = layer_list(model.base, model.config.layers_path)
+    pairs, written = zip(layers, model.memories.in_order()), model.config.num_memory_tokens
+    return [_Cell(wrapped.layer, memory, written).train(model.training) for wrapped, memory in pairs]
 
 
 def _captured(model: ARMTForCausalLM, tokens: Tensor, like: Any = None) -> _Skip:

@@ -11,8 +11,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -61,7 +60,7 @@ def load(
     if not is_found:
         _compile(what, function, arguments, sizes, path)
     expect_own(path)
-    with _without_warnings():
+    with warnings.catch_warnings(action="ignore"):  # PyTorch's about its own internals
         try:
             return torch._inductor.aoti_load_package(str(path)).loader.boxed_run
         except RuntimeError as error:
@@ -118,7 +117,7 @@ def _compile(what: str, function: Callable[..., Any], arguments: tuple, sizes: t
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
-        with _without_warnings(), torch.no_grad(), tempfile.TemporaryDirectory() as scratch:
+        with warnings.catch_warnings(action="ignore"), torch.no_grad(), tempfile.TemporaryDirectory() as scratch:
             exported = torch.export.export(Program(function), arguments, dynamic_shapes=(sizes,))
             made = torch._inductor.aoti_compile_and_package(
                 exported, package_path=f"{scratch}/program.pt2", inductor_configs=OPTIONS
@@ -130,14 +129,6 @@ def _compile(what: str, function: Callable[..., Any], arguments: tuple, sizes: t
         reason = str(error).strip().splitlines()[0]
         raise TesseraError(f"compile_decoding: needs a C++ compiler that PyTorch can call; got: {reason}") from error
     print(f" {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _without_warnings() -> Iterator[None]:
-    """PyTorch warns about its own internals while it exports and compiles."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 @cache

@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from tessera.base.errors import TesseraError, expect
 from tessera.base.state import CLASSES, State
 from tessera.models.fingerprint import expect_same_model, is_fingerprint, shared
-from tessera.models.forking import PastValue, apart
+from tessera.models.forking import PastValue, apart, fork
 from tessera.models.saving.state_file import StateFile, save_values
 
 _NOT_CUT = (AttributeError, RuntimeError, ValueError)  # what caches raise that cannot be cut back
@@ -213,13 +213,12 @@ class OpenSegment:
 
     def select(self, rows: list[int], memory: MemoryState | None, in_place: bool) -> "OpenSegment":
         """Some of the rows, and their memory; `in_place` changes the base's cache."""
-        attention = self.again() if in_place else apart(self.again())
-        index = torch.tensor(rows)
+        attention, index = self.again(), torch.tensor(rows)
         visible = None if self.visible is None else self.visible.index_select(0, index.to(self.visible.device))
-        if hasattr(attention, "select_batch"):
-            attention = attention.select_batch(index)
-        elif attention is not None:
+        if in_place and hasattr(attention, "reorder_cache"):
             attention.reorder_cache(index)
+        elif attention is not None:
+            attention = fork(attention, index)
         return replace(self, memory=memory, attention=attention, visible=visible, batch_size=len(rows))
 
 
