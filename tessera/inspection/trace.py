@@ -173,24 +173,15 @@ class Trace:
         """One row per recalled pair: layer, memory, head, query, pair, weight."""
         import pandas  # optional: only here
 
-        parts = []
+        names, parts = ["layer", "memory", "head", "query", "pair", "weight"], []
         for memory in self.memories:
             if memory.recalls:
                 rows, pairs, weights = memory.all_recalled
-                counts = rows.diff()
-                row = torch.arange(len(counts)).repeat_interleave(counts)
-                columns = {
-                    "layer": memory.layer,
-                    "memory": memory.kind,
-                    "head": (row % memory.num_heads).numpy(),
-                    "query": self.queries[row // memory.num_heads].numpy(),
-                    "pair": pairs.numpy(),
-                    "weight": weights.numpy(),
-                }
-                parts.append(pandas.DataFrame(columns))
-        if not parts:
-            return pandas.DataFrame(columns=["layer", "memory", "head", "query", "pair", "weight"])
-        return pandas.concat(parts, ignore_index=True)
+                row = torch.arange(len(rows) - 1).repeat_interleave(rows.diff())
+                heads, queries = row % memory.num_heads, self.queries[row // memory.num_heads]
+                columns = (memory.layer, memory.kind, *(part.numpy() for part in (heads, queries, pairs, weights)))
+                parts.append(pandas.DataFrame(dict(zip(names, columns))))
+        return pandas.concat(parts, ignore_index=True) if parts else pandas.DataFrame(columns=names)
 
     def save(self, path: str | Path) -> None:
         """Write to a safetensors file: tensors by name (`memories.3.weights`), the rest as JSON in its metadata.

@@ -202,7 +202,6 @@ class StackModel(StackPreTrainedModel):
             assert input_ids is not None
             inputs_embeds = embedded(where, self.embed_tokens, input_ids)
         hidden = inputs_embeds
-        expect(hidden.dim() == 3, where, "input_ids", "be (B, T) (inputs_embeds (B, T, hidden))", tuple(hidden.shape))
         width = self.config.hidden_size
         expect(hidden.shape[2] == width, where, "inputs_embeds", f"be (B, T, {width})", tuple(hidden.shape))
         expect(hidden.shape[1] > 0, where, "the prompt", "hold at least one token", "none")
@@ -319,7 +318,7 @@ class StackForCausalLM(StackPreTrainedModel, DraftedGeneration, GenerationMixin)
         """
         where, shift_labels = type(self).__name__, keywords.pop("shift_labels", None)
         tokens = inputs_embeds if input_ids is None else input_ids
-        steps = 0 if tokens is None or tokens.dim() < 2 else tokens.shape[1]
+        steps = 0 if tokens is None else tokens.shape[1]
         kept = kept_steps(where, logits_to_keep, steps)
         targets = labels if shift_labels is None else shift_labels
         if targets is not None and tokens is not None:

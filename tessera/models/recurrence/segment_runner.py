@@ -239,12 +239,7 @@ class SegmentRunner:
         arguments = {"inputs_embeds": embeddings, "use_cache": not segment.close, "return_dict": True}
         if segment.cache is not None:
             arguments["past_key_values"] = segment.cache
-        visible = self._key_mask(segment, hooks.back)
-        if visible is None and self.config.own_memory_positions:
-            # Without a mask, transformers takes a jump of the positions for the start of another document.
-            steps = self.front + segment.before + segment.steps + hooks.back
-            visible = embeddings.new_ones(embeddings.shape[0], steps, dtype=torch.long)
-        if visible is not None:
+        if (visible := self._key_mask(segment, hooks.back)) is not None:
             arguments["attention_mask"] = visible
         if segment.attentions:
             arguments["output_attentions"] = True
@@ -255,10 +250,11 @@ class SegmentRunner:
 
     def _key_mask(self, segment: Segment, back: int) -> Tensor | None:
         """Which keys (B, front + before + n + back) are visible, memory tokens always; None for all."""
-        visible = segment.visible
-        if visible is None:
+        # Without a mask, transformers takes a jump of the positions for the start of another document.
+        if segment.visible is None and not self.config.own_memory_positions:
             return None
-        ones = torch.ones(visible.shape[0], 1, dtype=torch.bool, device=visible.device)
+        ones = torch.ones(len(segment.embeddings), 1, dtype=torch.bool, device=segment.embeddings.device)
+        visible = ones.expand(-1, segment.before + segment.steps) if segment.visible is None else segment.visible
         return torch.cat([ones.expand(-1, self.front), visible, ones.expand(-1, back)], 1).long()
 
     def _positions(self, segment: Segment, front: int, back: int) -> Tensor:

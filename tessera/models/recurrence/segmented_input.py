@@ -114,8 +114,7 @@ class SegmentedInput:
         expect(not both, "forward", "input_ids or inputs_embeds", "be given", "both or neither")
         tokens = inputs_embeds if input_ids is None else input_ids
         assert tokens is not None
-        sizes, dims = tuple(tokens.shape), 2 if inputs_embeds is None else 3
-        expect(len(sizes) == dims, "forward", "input_ids", "be (B, T) (inputs_embeds (B, T, hidden))", sizes)
+        sizes = tuple(tokens.shape)
         width = getattr(embed, "embedding_dim", sizes[-1])
         is_wide = inputs_embeds is None or sizes[-1] == width
         expect(is_wide, "forward", "inputs_embeds", f"be (B, T, {width})", sizes)

@@ -276,6 +276,6 @@ CLASSES |= {cls.__name__: cls for cls in (OpenSegment, SegmentCache)}
 def remembering(attention: Any) -> Any:
     """A base's cache that keeps what leaves its sliding windows, so that one may go on from here twice."""
     for layer in getattr(attention, "layers", ()):
-        if type(layer) is DynamicSlidingWindowLayer and hasattr(layer, "activate_past_recording"):
+        if type(layer) is DynamicSlidingWindowLayer:
             layer.activate_past_recording()
     return attention

@@ -26,7 +26,7 @@ from tessera.base.state import CLASSES, State, first_tensor
 KIND, CRC, TRACE = "tessera_memory", "crc32", "trace"
 THIS_VERSION = 2
 _LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer", "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer")
-_CACHE_LAYERS = {name: getattr(cache_utils, name) for name in _LAYERS if hasattr(cache_utils, name)}
+_CACHE_LAYERS = {name: getattr(cache_utils, name) for name in _LAYERS}
 
 
 def save_values(path: Path, kind: str, values: Mapping[str, Any], finite: bool = False) -> None:
