@@ -32,9 +32,7 @@ def recency_profile(memory: MemoryTrace, axes: "Axes | None" = None) -> "Axes":
         axes.plot(ages, weights, label=f"head {head}", **head_line(head))
     axes.plot(ages, memory.ages.mean(0), linestyle=":", linewidth=2, color="black", label="mean")
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xlabel("age of the pair, tokens")
-    axes.set_ylabel("weight per pair")
+    axes.set(yscale="log", xlabel="age of the pair, tokens", ylabel="weight per pair")
     axes.set_title(f"layer {memory.layer}, {memory.kind}", loc="left")
     return axes
 
@@ -59,8 +57,7 @@ def recall_map(trace: Trace, memory: MemoryTrace, head: int, axes: "Axes | None"
     options: dict[str, Any] = {"aspect": "auto", "cmap": "Blues", "interpolation": "nearest", "extent": edges}
     image = axes.imshow(weights.numpy(), vmin=0, vmax=darkest, **options)
     axes.figure.colorbar(image, ax=axes, extend="max", label="weight")
-    axes.set_xlabel("stored pair")
-    axes.set_ylabel("query, in the order traced")
+    axes.set(xlabel="stored pair", ylabel="query, in the order traced")
     axes.set_title(f"layer {memory.layer}, {memory.kind}, head {head}", loc="left")
     return axes
 

@@ -32,6 +32,7 @@ UNCOUNTED |= {"H_cycles": "layers in loops", "lambda_std_dev": "differences of t
 UNCOUNTED |= {"num_mem_blocks": "an adapter for each place of a layer"}
 UNCOUNTED |= {"rel_extent": "a position bias of its own", "prompt_length": "a prompt before each text"}
 UNCOUNTED["is_heterogeneous"] = "layers of different sizes"
+ADVICE = "Its configuration may answer by a method pairs_per_query(context)."
 
 
 def count_parameters(config: PreTrainedConfig) -> int:
@@ -88,9 +89,8 @@ def state_products(config: PreTrainedConfig) -> int:
     if not layers:
         return 0
     known = next((rule for field, rule in STATES.items() if getattr(text, field, None) is not None), None)
-    advice = "Its configuration may answer by a method pairs_per_query(context)."
     needed = "have states whose size is known"
-    expect(known is not None, "flops_per_token", "config", needed, config.model_type, advice)
+    expect(known is not None, "flops_per_token", "config", needed, config.model_type, ADVICE)
     fields, times = known or ((), 0)
     sizes = [head_width(text) if field == "head_dim" else getattr(text, field) for field in fields]
     return layers * times * math.prod(sizes)
@@ -172,11 +172,11 @@ def pairs_per_query(config: PreTrainedConfig, context: int) -> list[int]:
     """
     if hasattr(config, "pairs_per_query"):
         return config.pairs_per_query(context)
-    text, advice = config.get_text_config(), "Its configuration may answer by a method pairs_per_query(context)."
+    text = config.get_text_config()
     unknown = ", ".join(meaning for name, meaning in UNCOUNTED.items() if getattr(text, name, None))
-    expect(not unknown, "flops_per_token", "config", f"be without {unknown}", config.model_type, advice)
+    expect(not unknown, "flops_per_token", "config", f"be without {unknown}", config.model_type, ADVICE)
     has_attention = bool(getattr(text, "num_attention_heads", None))
-    expect(has_attention, "flops_per_token", "config", "be of a model with attention", config.model_type, advice)
+    expect(has_attention, "flops_per_token", "config", "be of a model with attention", config.model_type, ADVICE)
     full, windowed = attention_shares(config)
     return [round(windowed * min(context, attention_window(config) or context) + full * context)]
 
