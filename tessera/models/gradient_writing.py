@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import cross_entropy
 
 from tessera.base.arguments import explains_mistakes
 from tessera.base.errors import expect
 from tessera.memories.association import AssociationState
 from tessera.models.causality import learned_positions
 from tessera.models.forward_arguments import check_types, demand, embedded
+from tessera.models.loss_per_item import summed_loss
 from tessera.models.recurrence.base_model import computes_twice
 from tessera.models.recurrence.collector import SegmentedOutput
 from tessera.models.recurrence.modeling import SegmentedForCausalLM
@@ -120,9 +120,7 @@ class GradientWriter(nn.Module):
         embeddings = embedded(type(self).__name__, self.model.get_input_embeddings(), input_ids)
         logits = runner.run(Segment(embeddings, close=False), state).output
         assert logits is not None, "the segment asks for them"
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        total = cross_entropy(logits[:, :-1].flatten(0, 1), input_ids[:, 1:].flatten(), reduction="sum")
-        return total / (input_ids.shape[1] - 1)
+        return summed_loss(logits[:, :-1], input_ids[:, 1:]) / (input_ids.shape[1] - 1)
 
     def _expect_text(self, input_ids: Tensor) -> None:
         where, shape = "GradientWriter.write", tuple(input_ids.shape)

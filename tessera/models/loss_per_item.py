@@ -2,8 +2,15 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from tessera.ops.linear_cross_entropy import IGNORED
+
+
+def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy of `logits` (..., V), in float32 at least, summed over the `targets` (...) that are not -100."""
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
 def count_of_labels(labels: Tensor, are_shifted: bool) -> Tensor:

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
@@ -25,7 +24,7 @@ from tessera.models.forward_arguments import (
     new_steps,
     refuse_keywords,
 )
-from tessera.models.loss_per_item import count_of_labels, loss_per_item
+from tessera.models.loss_per_item import count_of_labels, loss_per_item, summed_loss
 from tessera.models.saving.beside_weights import SavesWithCode
 from tessera.models.sizes import num_parameters
 from tessera.models.strict_config import StrictConfig
@@ -153,8 +152,7 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
             num_labels = count_of_labels(labels, False)
             if real is not None:
                 labels = labels.long().masked_fill(~real, IGNORED)
-            targets = labels[:, 1:].flatten().long()
-            total = cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets, reduction="sum")
+            total = summed_loss(logits[:, :-1].float(), labels[:, 1:].long())
             loss = loss_per_item(total, count_of_labels(labels, False), num_labels, num_items_in_batch)
         output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=state)
         return output if self._returns_dict(return_dict) else output.to_tuple()

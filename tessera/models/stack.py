@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -30,7 +29,7 @@ from tessera.models.forward_arguments import (
     without_packing,
 )
 from tessera.models.lazy_logits import LazyLogits, LazyOutput
-from tessera.models.loss_per_item import count_of_labels, loss_per_item
+from tessera.models.loss_per_item import count_of_labels, loss_per_item, summed_loss
 from tessera.models.padded_rows import LayersRead, is_between_tokens, read_rows, without_gaps
 from tessera.models.saving.beside_weights import SavesWithCode
 from tessera.models.stack_state import Prefix, StackState, last_document, read_documents
@@ -375,7 +374,5 @@ class StackForCausalLM(StackPreTrainedModel, DraftedGeneration, GenerationMixin)
         if is_plain_linear(self.lm_head):
             total = linear_cross_entropy(hidden, self.lm_head.weight, targets, self.config.logit_scale)
         else:  # what adapters, quantisation and hooks make of it is the module's business
-            logits = self._logits(hidden)
-            logits = logits if logits.dtype == torch.float64 else logits.float()
-            total = cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+            total = summed_loss(self._logits(hidden), targets)
         return total, num_counted

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, linear
+from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from tessera.base.errors import expect
 from tessera.layers.linear import is_plain_linear
-from tessera.models.loss_per_item import divisor, loss_per_item
+from tessera.models.loss_per_item import divisor, loss_per_item, summed_loss
 from tessera.models.recurrence.segmented_input import Span, columns, scattered
 from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
 
@@ -99,11 +99,7 @@ class SegmentLoss:
                 self._add_waiting()
             return
         logits = output if head is None else linear(output, head.weight)
-        if logits.dtype in (torch.float16, torch.bfloat16):
-            logits = logits.float()
-        self.total = self.total + cross_entropy(
-            logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
-        )
+        self.total = self.total + summed_loss(logits, targets)
 
     def add_balance(self, balance: Tensor, span: Span) -> None:
         """Count the base's balancing loss of a span."""
