@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from tessera.base.errors import TesseraError, did_you_mean
-from tessera.models.strict_config import StrictConfig
 
 
 def adjusted_config(config: Any, values: Mapping[str, Any], where: str = "adjust_model") -> Any:
@@ -27,9 +26,8 @@ def adjusted_config(config: Any, values: Mapping[str, Any], where: str = "adjust
     changed = copy.deepcopy(config)
     for name, value in values.items():
         setattr(changed, name, value)
-    assert isinstance(changed, StrictConfig), "only these name adjustable fields"
     try:
-        changed.check()
+        changed.check()  # of `StrictConfig`: no others name adjustable fields
     except TesseraError as error:
         lines = (f"{where}: {line.split(': ', 1)[-1]}" for line in str(error).splitlines())
         raise TesseraError("\n".join(lines)) from None

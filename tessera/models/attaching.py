@@ -38,7 +38,7 @@ class Attached:
         expect_causal(model, "attach")
         self._hook = head.register_forward_hook(self._add)
         try:
-            self._expect_last(head)
+            self._expect_last()
         except BaseException:
             self.detach()
             raise
@@ -116,7 +116,7 @@ class Attached:
             del self._read[reader]
 
     @torch.no_grad()
-    def _expect_last(self, head: nn.Module) -> None:
+    def _expect_last(self) -> None:
         """Refuse a model that does not use its output layer as a module, or changes what it gives (soft-capping)."""
         with evaluating(self.model), self._recording() as seen:
             last = self.model.get_input_embeddings().num_embeddings - 1  # token 0 is often padding, and its logits 0
