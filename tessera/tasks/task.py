@@ -65,6 +65,12 @@ class Task(ABC):
     def scores(self, predictions: Any, examples: Any) -> dict[str, Tensor]:
         """Each score of each example, (B,); NaN where an example has nothing to score."""
 
+    def _require(self, name: str, is_met: bool, needed: str, advice: str = "") -> None:
+        """Raise `TesseraError` with the setting `name`, its value and what is `needed` of it, unless that `is_met`."""
+        value = getattr(self, name)
+        got = repr(value) if isinstance(value, str) else value
+        expect(is_met, type(self).__name__, name, needed, got, advice)
+
     def sources(self, examples: Any) -> list[int]:
         """B numbers of what the examples were drawn from, where many come of few: errors are over these, if there are
         several (`estimate`); empty: all are new."""
@@ -74,9 +80,14 @@ class Task(ABC):
 TASKS: Registry[type[Task]] = Registry("task", "tessera.tasks", filled_by="tessera.papers.tasks")
 
 
+def expect_split(task: Task, split: str) -> None:
+    """Raise `TesseraError` unless there is such a split."""
+    expect(split in SPLITS, type(task).__name__, "split", "be one of " + ", ".join(SPLITS), repr(split))
+
+
 def generator_of(task: Task, seed: int, split: str) -> torch.Generator:
     """A generator of its own for each task, seed and split."""
-    expect(split in SPLITS, type(task).__name__, "split", "be one of " + ", ".join(SPLITS), repr(split))
+    expect_split(task, split)
     return torch.Generator().manual_seed((seed * len(SPLITS) + SPLITS.index(split)) * 1_000_003 + 17)
 
 

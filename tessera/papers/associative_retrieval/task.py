@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tessera.base.errors import expect
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.tasks.question_answering import QuestionBatch
 from tessera.tasks.task import TASKS, Task, TokenExamples, generator_of
@@ -38,14 +37,13 @@ class AssociativeRetrieval(Task):
     length_setting = "num_pairs"
 
     def __post_init__(self) -> None:
-        where = type(self).__name__
-        expect(self.rule in RULES, where, "rule", f"be one of {', '.join(RULES)}", repr(self.rule))
-        for name in ("num_pairs", "key_size"):
-            expect(getattr(self, name) >= 1, where, name, "be at least 1", getattr(self, name))
-        expect(self.num_symbols >= 2, where, "num_symbols", "be at least 2", self.num_symbols)
+        self._require("rule", self.rule in RULES, f"be one of {', '.join(RULES)}")
+        self._require("num_pairs", self.num_pairs >= 1, "be at least 1")
+        self._require("key_size", self.key_size >= 1, "be at least 1")
+        self._require("num_symbols", self.num_symbols >= 2, "be at least 2")
         if self.rule == "remember":
             most = f"be at most the number of keys ({self.num_keys}, key_size {self.key_size})"
-            expect(self.num_pairs <= self.num_keys, where, "num_pairs", most, self.num_pairs, "Use a larger key_size.")
+            self._require("num_pairs", self.num_pairs <= self.num_keys, most, "Use a larger key_size.")
 
     @property
     def vocab_size(self) -> int:

@@ -52,15 +52,13 @@ class OwnQuestions(BABILong):
     source = "BABILong, Kuratov et al. 2024, with other facts"
 
     def __post_init__(self) -> None:
-        where = type(self).__name__
         for name in OF_BABI:
-            own = getattr(self, name)
-            expect(own == BABILong.__dataclass_fields__[name].default, where, name, "be left out", repr(own))
-        expect(0 < self.facts_share < 1, where, "facts_share", "lie in (0, 1)", self.facts_share)
-        expect(0 <= self.absent < 1, where, "absent", "lie in [0, 1)", self.absent)
+            self._require(name, getattr(self, name) == BABILong.__dataclass_fields__[name].default, "be left out")
+        self._require("facts_share", 0 < self.facts_share < 1, "lie in (0, 1)")
+        self._require("absent", 0 <= self.absent < 1, "lie in [0, 1)")
         needed = len(SPECIAL_TOKENS) + len(_words(self.words.first))
         is_large = self.tokenizer is not None or self.vocab_size >= needed
-        expect(is_large, where, "vocab_size", f"be at least {needed}, for the words of {self.file}", self.vocab_size)
+        self._require("vocab_size", is_large, f"be at least {needed}, for the words of {self.file}")
 
     @property
     def words(self) -> Words:

@@ -43,7 +43,7 @@ from tessera.papers.babilong.vocabulary import (
     vocabulary_of,
 )
 from tessera.tasks.question_answering import NOT_IN_TEXT, QuestionBatch, question_rows
-from tessera.tasks.task import SPLIT_TENTHS, SPLITS, TASKS, Task, TokenExamples
+from tessera.tasks.task import SPLIT_TENTHS, TASKS, Task, TokenExamples, expect_split
 
 
 @TASKS.register("babilong")
@@ -116,17 +116,17 @@ class BABILong(Task):
     def __post_init__(self) -> None:
         where = type(self).__name__
         kinds = ", ".join(babi.LENGTHS)
-        expect(self.kind in babi.LENGTHS, where, "kind", f"be one of {kinds}", repr(self.kind))
+        self._require("kind", self.kind in babi.LENGTHS, f"be one of {kinds}")
         others = set(babi.LENGTHS) - {self.kind}
-        expect(others.issuperset(self.also_asked), where, "also_asked", f"be other kinds of {kinds}", self.also_asked)
-        expect(0 < self.facts_share < 1, where, "facts_share", "lie in (0, 1)", self.facts_share)
+        self._require("also_asked", others.issuperset(self.also_asked), f"be other kinds of {kinds}")
+        self._require("facts_share", 0 < self.facts_share < 1, "lie in (0, 1)")
         for name in ("lookalikes", "near_facts", "absent"):
-            expect(0 <= getattr(self, name) < 1, where, name, "lie in [0, 1)", getattr(self, name))
+            self._require(name, 0 <= getattr(self, name) < 1, "lie in [0, 1)")
         for name in ("split_facts", "half_facts", "cut_facts"):
-            expect(0 <= getattr(self, name) <= 1, where, name, "lie in [0, 1]", getattr(self, name))
+            self._require(name, 0 <= getattr(self, name) <= 1, "lie in [0, 1]")
         least, most = babi.FEWEST[self.kind], babi.LENGTHS[self.kind][1]
         is_possible = self.fewest_facts is None or least <= self.fewest_facts <= most
-        expect(is_possible, where, "fewest_facts", f"be from {least} to {most} for {self.kind}", self.fewest_facts)
+        self._require("fewest_facts", is_possible, f"be from {least} to {most} for {self.kind}")
         self._expect_room(self.length)
         if self.test_noise is not None:
             both = {file.name for file in text_files(self.noise)} & {file.name for file in text_files(self.test_noise)}
@@ -192,7 +192,7 @@ class BABILong(Task):
 
     def samples(self, seed: int, split: str = "train") -> Iterator[Sample]:
         """Samples without end; the same seed and split give the same ones."""
-        expect(split in SPLITS, type(self).__name__, "split", "be one of " + ", ".join(SPLITS), repr(split))
+        expect_split(self, split)
         random, books = self._random(seed, split), self.books(split)
         while True:
             yield self._sample(random, books, split, self.length - self.reserved + RESERVED)

@@ -12,7 +12,7 @@ from torch import Tensor
 from tessera.base.errors import expect
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.papers.babilong.stories import MOVES, PLACES
-from tessera.tasks.task import SPLIT_TENTHS, SPLITS, TASKS, Task, TokenExamples
+from tessera.tasks.task import SPLIT_TENTHS, TASKS, Task, TokenExamples, expect_split
 
 PAD, DOCUMENT, QUESTION, ANSWER = "<pad>", "document", "question", "answer"
 # The words of a fact between person and place, and of a question around the person, from the plainest form to the full
@@ -69,18 +69,16 @@ class DocumentQA(Task):
     main_score = "exact_match"
 
     def __post_init__(self) -> None:
-        where = type(self).__name__
         for name in ("questions", "people", "moves"):
-            expect(getattr(self, name) >= 1, where, name, "be at least 1", getattr(self, name))
-        expect(0 <= self.wording <= FULL_WORDING, where, "wording", f"lie in [0, {FULL_WORDING}]", self.wording)
-        expect(self.num_documents >= 1, where, "length", f"be at least {self.length_of(1)}", self.length)
+            self._require(name, getattr(self, name) >= 1, "be at least 1")
+        self._require("wording", 0 <= self.wording <= FULL_WORDING, f"lie in [0, {FULL_WORDING}]")
+        self._require("length", self.num_documents >= 1, f"be at least {self.length_of(1)}")
         people, advice = self.num_documents * self.people, "Ask fewer, or use longer samples."
         needed = f"be at least the questions ({self.questions})"
-        expect(people >= self.questions, where, "people in all documents", needed, people, advice)
-        known = f"lie in [{people}, {NUM_NAMES}]"
-        expect(people <= self.num_names <= NUM_NAMES, where, "num_names", known, self.num_names)
-        known = f"lie in [{people}, {self.num_names}]"
-        expect(people <= self._num_known <= self.num_names, where, "known_names", known, self._num_known)
+        expect(people >= self.questions, type(self).__name__, "people in all documents", needed, people, advice)
+        self._require("num_names", people <= self.num_names <= NUM_NAMES, f"lie in [{people}, {NUM_NAMES}]")
+        is_known = people <= self._num_known <= self.num_names
+        self._require("known_names", is_known, f"lie in [{people}, {self.num_names}]")
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -99,7 +97,7 @@ class DocumentQA(Task):
 
     def sample(self, count: int, seed: int, split: str = "train") -> TokenExamples:
         """`count` samples in a row each; documents, then questions with their answers, then padding."""
-        expect(split in SPLITS, type(self).__name__, "split", "be one of " + ", ".join(SPLITS), repr(split))
+        expect_split(self, split)
         random = Random(f"{self} {seed} {split}")
         samples = [self._sample(random, split) for _ in range(count)]
         tokens, labels = torch.zeros(count, self.length, dtype=torch.long), torch.full((count, self.length), IGNORED)

@@ -80,9 +80,9 @@ class Induction(Task):
 
     def __post_init__(self) -> None:
         most = self.vocab_size
-        expect(self.length >= 4, "Induction", "length", "be at least 4", self.length)
-        expect(1 <= self.num_triggers <= most, "Induction", "num_triggers", f"lie in 1..{most}", self.num_triggers)
-        expect(self.triggers in KINDS, "Induction", "triggers", f"be one of {', '.join(KINDS)}", repr(self.triggers))
+        self._require("length", self.length >= 4, "be at least 4")
+        self._require("num_triggers", 1 <= self.num_triggers <= most, f"lie in 1..{most}")
+        self._require("triggers", self.triggers in KINDS, f"be one of {', '.join(KINDS)}")
 
     @property
     def vocab_size(self) -> int:

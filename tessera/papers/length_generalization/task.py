@@ -38,10 +38,9 @@ class SourceTargetTask(Task):
     num_symbols: int = 32
 
     def __post_init__(self) -> None:
-        where = type(self).__name__
-        expect(self.spread >= 0, where, "spread", "be at least 0", self.spread)
-        low = self.length - self.spread
-        expect(low >= self.shortest, where, "length - spread", f"be at least {self.shortest}", low)
+        self._require("spread", self.spread >= 0, "be at least 0")
+        low, needed = self.length - self.spread, f"be at least {self.shortest}"
+        expect(low >= self.shortest, type(self).__name__, "length - spread", needed, low)
 
     @property
     def vocab_size(self) -> int:
@@ -91,7 +90,7 @@ class Ordering(SourceTargetTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect(self.num_symbols >= 2, type(self).__name__, "num_symbols", "be at least 2", self.num_symbols)
+        self._require("num_symbols", self.num_symbols >= 2, "be at least 2")
 
     @abstractmethod
     def target(self, symbols: Tensor) -> Tensor:
@@ -150,12 +149,11 @@ class MultiQueryRecall(SourceTargetTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        where, possible = type(self).__name__, self.num_symbols**2
-        pairs = num_pairs(self.length + self.spread)
-        expect(self.num_queries >= 1, where, "num_queries", "be at least 1", self.num_queries)
-        expect(self.num_words <= possible, where, "num_words", f"be at most num_symbols^2 ({possible})", self.num_words)
+        possible, pairs = self.num_symbols**2, num_pairs(self.length + self.spread)
+        self._require("num_queries", self.num_queries >= 1, "be at least 1")
+        self._require("num_words", self.num_words <= possible, f"be at most num_symbols^2 ({possible})")
         least = f"be at least the number of pairs in the longest source ({pairs})"
-        expect(self.num_words >= pairs, where, "num_words", least, self.num_words)
+        self._require("num_words", self.num_words >= pairs, least)
 
     def scored(self, labels: Tensor) -> Tensor:
         """The values' symbols: the separators between them need no knowledge."""

@@ -22,7 +22,7 @@ from tessera.base.errors import TesseraError, expect
 from tessera.data.text_files import text_of_file
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.papers.babilong.vocabulary import token_of
-from tessera.tasks.task import SPLITS, TASKS, Task, TokenExamples
+from tessera.tasks.task import TASKS, Task, TokenExamples, expect_split
 
 BANKING77 = Path(__file__).parents[2] / "data" / "banking77"
 DELIMITERS = {"newline": "\n", "space": " "}
@@ -234,16 +234,14 @@ class ManyShot(Task):
     length_setting = "shots"
 
     def __post_init__(self) -> None:
-        where = type(self).__name__
-        expect(self.shots >= 1, where, "shots", "be at least 1", self.shots)
-        needed = f"be between 2 and {MOST_CLASSES}"
-        expect(2 <= self.num_classes <= MOST_CLASSES, where, "num_classes", needed, self.num_classes)
-        needed = f"be between 2 and num_classes ({self.num_classes})"
-        expect(2 <= self._fewest_classes <= self.num_classes, where, "fewest_classes", needed, self.fewest_classes)
-        expect(self.order in ORDERS, where, "order", "be one of " + ", ".join(ORDERS), repr(self.order))
-        expect(self.delimiter in DELIMITERS, where, "delimiter", "be newline or space", repr(self.delimiter))
-        needed = f"be between 1 and shots ({self.shots})"
-        expect(self.distinct is None or 1 <= self.distinct <= self.shots, where, "distinct", needed, self.distinct)
+        self._require("shots", self.shots >= 1, "be at least 1")
+        self._require("num_classes", 2 <= self.num_classes <= MOST_CLASSES, f"be between 2 and {MOST_CLASSES}")
+        are_fewest = 2 <= self._fewest_classes <= self.num_classes
+        self._require("fewest_classes", are_fewest, f"be between 2 and num_classes ({self.num_classes})")
+        self._require("order", self.order in ORDERS, "be one of " + ", ".join(ORDERS))
+        self._require("delimiter", self.delimiter in DELIMITERS, "be newline or space")
+        is_possible = self.distinct is None or 1 <= self.distinct <= self.shots
+        self._require("distinct", is_possible, f"be between 1 and shots ({self.shots})")
 
     @property
     def vocabulary(self) -> Tokenizer:
@@ -252,7 +250,7 @@ class ManyShot(Task):
 
     def episodes(self, count: int, seed: int, split: str = "train", num_queries: int = 1) -> list[Episode]:
         """`count` contexts with so many queries each; the same seed and split give the same ones."""
-        expect(split in SPLITS, type(self).__name__, "split", "be one of " + ", ".join(SPLITS), repr(split))
+        expect_split(self, split)
         random, names = Random(f"{self} {seed} {split}"), _class_names()[SPLIT_CLASSES[split]]
         shown, asked = (_texts(file, self.max_characters) for file in ("train", "test" if split == "test" else "train"))
         draw = partial(

@@ -22,7 +22,7 @@ from tessera.base.errors import expect
 from tessera.data.sources import STORIES
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.tasks.question_answering import QuestionBatch, question_rows
-from tessera.tasks.task import SPLIT_TENTHS, SPLITS, TASKS, Task, TokenExamples
+from tessera.tasks.task import SPLIT_TENTHS, TASKS, Task, TokenExamples, expect_split
 
 PEOPLE = (
     "king queen prince princess tailor giant bride wolf fox miller cook huntsman soldier bear cat dog horse bird fish "
@@ -64,9 +64,8 @@ class Passwords(Task):
     longest_answer, vocab_size, special_tokens = 1, VOCABULARY, SPECIAL
 
     def __post_init__(self) -> None:
-        where = type(self).__name__
         for name in ("facts_share", "absent"):
-            expect(0 < getattr(self, name) < 1, where, name, "lie in (0, 1)", getattr(self, name))
+            self._require(name, 0 < getattr(self, name) < 1, "lie in (0, 1)")
         self._expect_room(self.length - QUESTION_TOKENS)
 
     @property
@@ -98,7 +97,7 @@ class Passwords(Task):
     ) -> QuestionBatch:
         """See `QuestionTask`. Nothing is asked early: models with segments are not trained on this."""
         self._expect_room(context_tokens)
-        expect(split in SPLITS, type(self).__name__, "split", "be one of " + ", ".join(SPLITS), repr(split))
+        expect_split(self, split)
         of = ("passwords 1", self.facts_share, self.absent, context_tokens, seed, split)
         random = Random(" ".join(map(str, of)))
         contexts, questions_by_row = [], []

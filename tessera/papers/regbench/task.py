@@ -114,12 +114,12 @@ class RegBench(Task):
     def __post_init__(self) -> None:
         for name, least in (("states", 2), ("alphabet", 1), ("strings", 1), ("length", 1)):
             low, high = getattr(self, name)
-            expect(least <= low <= high, "RegBench", name, f"be (lowest, highest), from {least} on", (low, high))
+            self._require(name, least <= low <= high, f"be (lowest, highest), from {least} on")
         is_possible = self.alphabet[1] <= self.num_symbols
-        expect(is_possible, "RegBench", "alphabet", f"be at most num_symbols ({self.num_symbols})", self.alphabet)
+        self._require("alphabet", is_possible, f"be at most num_symbols ({self.num_symbols})")
         most = min(self.states[0] - 1, self.alphabet[0])
-        expect(1 <= self.max_edges <= most, "RegBench", "max_edges", f"lie in 1..{most}", self.max_edges)
-        expect(self.strings[1] * self.length[0] > 1, "RegBench", "strings", "hold two symbols", self.strings)
+        self._require("max_edges", 1 <= self.max_edges <= most, f"lie in 1..{most}")
+        self._require("strings", self.strings[1] * self.length[0] > 1, "hold two symbols")
 
     def at_length(self, length: int) -> "RegBench":
         """Problems of exactly `length` strings."""

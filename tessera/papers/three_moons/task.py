@@ -8,7 +8,6 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from tessera.base.errors import expect
 from tessera.tasks.task import TASKS, Task, generator_of
 
 Periods = tuple[float, float, float]
@@ -93,17 +92,16 @@ class ThreeMoons(Task):
     length_setting = "context"
 
     def __post_init__(self) -> None:
-        where = "ThreeMoons"
-        expect(self.context >= 1, where, "context", "be at least 1", self.context)
+        self._require("context", self.context >= 1, "be at least 1")
         is_possible = self.horizon >= 1 and self.context + self.horizon <= LINE // 2
-        expect(is_possible, where, "horizon", f"be at least 1, and at most {LINE // 2} - context", self.horizon)
+        self._require("horizon", is_possible, f"be at least 1, and at most {LINE // 2} - context")
 
     def sample(self, count: int, seed: int, split: str = "train") -> MoonExamples:
         """Lines of the split's triples (or of `periods`) from random observations on; see `Task.sample`."""
         triples = TRAINING if split == "train" else HELD_OUT
         if self.periods is not None:
             choices = f"be one of the {split} triples " + ", ".join(map(str, triples))
-            expect(tuple(self.periods) in triples, "ThreeMoons", "periods", choices, self.periods)
+            self._require("periods", tuple(self.periods) in triples, choices)
             triples = (self.periods,)
         generator = generator_of(self, seed, split)
         length = self.context + self.horizon
