@@ -23,6 +23,12 @@ CPU = BUDGETS["cpu"]
 pytestmark = pytest.mark.usefixtures("short_books")
 
 
+def data_of(settings, kind=StagedQuestions):
+    """The questions that a run of these settings is trained and tested on."""
+    recipe = settings.read_recipe()
+    return kind(recipe, settings.context, question_task(recipe.data.task))
+
+
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_recipe_is_one_that_tessera_train_takes(path):
     recipe = read_recipe(path)
@@ -61,8 +67,7 @@ def test_the_tested_stories_are_as_long_as_babis(monkeypatch):
             fewest_facts.append(self.task_of(stage).fewest_facts)
             return super().batch(stage, *arguments)
 
-    recipe = settings.read_recipe()
-    data = Seen(recipe, settings.context, question_task(recipe.data.task))
+    data = data_of(settings, Seen)
     assert data.task.fewest_facts == 4
     monkeypatch.setattr(module, "right_answers", lambda model, batch: torch.ones(2))
     module._measure(torch.nn.Identity(), data, settings, 4)
@@ -84,15 +89,14 @@ def test_all_models_are_tested_on_the_same_texts_however_many_they_read_at_once(
     seen = {}
     for name in ("armt_mosaic", "mosaic"):
         settings = replace(BUDGETS["smoke"].run(name, "qa1", 0).configuration, test_tokens=1024, test_contexts=8)
-        recipe, parts = settings.read_recipe(), []
+        parts = []
 
         def answered(model, batch, parts=parts):
             parts.append(batch)
             return torch.ones(len(batch.contexts), dtype=torch.float64)
 
         monkeypatch.setattr(module, "right_answers", answered)
-        data = StagedQuestions(recipe, settings.context, question_task(recipe.data.task))
-        estimate, _ = module._measure(None, data, settings, 2)
+        estimate, _ = module._measure(None, data_of(settings), settings, 2)
         assert estimate == (1.0, 0.0, 8)
         seen[name] = parts
     assert [len(part.contexts) for part in seen["armt_mosaic"]] == [8]
@@ -104,9 +108,7 @@ def test_all_models_are_tested_on_the_same_texts_however_many_they_read_at_once(
 
 def test_the_last_segment_is_what_stands_behind_the_last_border():
     settings = BUDGETS["smoke"].run("last_segment", "qa1", 0).configuration
-    recipe = settings.read_recipe()
-    task = question_task(recipe.data.task)
-    all_segments, last_segment = (kind(recipe, settings.context, task) for kind in (StagedQuestions, LastSegment))
+    all_segments, last_segment = (data_of(settings, kind) for kind in (StagedQuestions, LastSegment))
     for tokens, expected in ((3 * 64 - RESERVED, 64 - RESERVED), (2 * 64, 64), (2 * 64 + 5, 5)):
         batch, cut = (one.batch(Stage(3, 1), 2, tokens, 0, "test") for one in (all_segments, last_segment))
         assert cut.contexts.shape[1] == expected
@@ -117,10 +119,8 @@ def test_the_last_segment_is_what_stands_behind_the_last_border():
 @pytest.fixture
 def model_and_task(short_books):
     settings = BUDGETS["smoke"].run("armt_mosaic_shut", "qa1", 0).configuration
-    recipe = settings.read_recipe()
-    task = question_task(recipe.data.task)
-    tokenizer = StagedQuestions(recipe, settings.context, task).tokenizer
-    return starting_model(recipe, tokenizer, context=512).eval(), task
+    data = data_of(settings)
+    return starting_model(settings.read_recipe(), data.tokenizer, context=512).eval(), data.task
 
 
 def gates(model, bias):
@@ -156,18 +156,16 @@ def write_only(model, monkeypatch, is_allowed):
     monkeypatch.setattr(first, "write", some)
 
 
-def test_gates_that_the_memory_shuts_write_once_in_a_text_but_always_with_an_empty_memory(model_and_task, monkeypatch):
+@pytest.mark.parametrize(
+    ("is_allowed", "alone"),
+    [(lambda call, state: state.empty.all(), 1.0), (lambda call, state: call == 1, 0.0)],
+    ids=["into an empty memory alone", "once"],
+)
+def test_what_is_written_once_in_a_text_is_another_thing_read_alone(model_and_task, monkeypatch, is_allowed, alone):
     model, task = model_and_task
-    write_only(model, monkeypatch, lambda call, state: state.empty.all())
+    write_only(model, monkeypatch, is_allowed)
     written = module.written_noise(model, task, 0, texts=2, segments=4)
-    assert (written["in_text"], written["alone"]) == (1 / 4, 1.0)
-
-
-def test_what_the_text_has_written_does_not_count_for_segments_read_alone(model_and_task, monkeypatch):
-    model, task = model_and_task
-    write_only(model, monkeypatch, lambda call, state: call == 1)
-    written = module.written_noise(model, task, 0, texts=2, segments=4)
-    assert (written["in_text"], written["alone"]) == (1 / 4, 0.0)
+    assert (written["in_text"], written["alone"]) == (1 / 4, alone)
 
 
 def test_parts_of_facts_count_for_their_own_segment(model_and_task, monkeypatch):

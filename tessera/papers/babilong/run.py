@@ -38,8 +38,6 @@ WHOLE_UNSEEN_KERNELS = {WHOLE_UNSEEN: "biweight"} | {
     f"{WHOLE_UNSEEN}_{kernel}": kernel for kernel in ("gaussian", "sparsemax", "relumax", "gaussian_knn")
 }
 WHOLE_UNSEEN_V2 = f"{WHOLE_UNSEEN}_v2"
-# They read the text without segments.
-WHOLE_TEXT = ("mamba", "mosaic", "mosaic_v2", *WHOLE_UNSEEN_KERNELS, WHOLE_UNSEEN_V2)
 LAST_SEGMENT = "last_segment"
 THRESHOLD = "armt_mosaic_threshold"
 SHUT = "armt_mosaic_shut"
@@ -64,6 +62,7 @@ MOSAIC_V2 = {
 # Of width 120, so that ARMT has as many parameters as around a mosaic.
 V2_BASE = {**MOSAIC_V2, "num_layers": 2, "hidden_size": 120, "intermediate_size": 120, "initializer_range": 120**-0.5}
 TRANSFORMER = {"type": "transformer", "positions": "rope", "hidden_size": 128, "num_layers": 4, "num_heads": 4}
+MAMBA = {"type": "mamba", "hidden_size": 128, "num_hidden_layers": 4, "state_size": 16}
 AS_RECIPE = "as the recipe"
 AROUND = "ARMT around a Memory Mosaic"
 CHAINED = ("qa2", "qa3")  # with four layers, a context takes twice the time
@@ -85,7 +84,8 @@ class Model(NamedTuple):
         label: in tables and figures. model: what is other in a recipe's section of the model; with a `type`, all of it.
             cost: of a run, in any unit. contexts: the fewest that are read of each length. recipes: kind of question ->
             file. first_seed: of its runs. test_noise: books of its tests, in place of its recipe's (`AS_RECIPE`); None:
-            the test book of the others. longest_whole_text, test_tokens: see `Budget`, of this model alone.
+            the test book of the others. longest_whole_text: segments of the longest sample in tests of a model that
+            reads whole texts; None: it reads segments. test_tokens: at most so many, see `Budget`.
     """
 
     label: str
@@ -96,7 +96,7 @@ class Model(NamedTuple):
     first_seed: int = 0
     test_noise: str | None = AS_RECIPE
     longest_whole_text: int | None = None
-    test_tokens: int | None = None
+    test_tokens: int = 1_000_000
 
 
 OTHER_KINDS = ("qa2", "qa3", "qa4", "qa5")
@@ -124,8 +124,8 @@ MODELS = {
     "armt_no_correction": Model(f"{AROUND}, no correction", {"correction": False}),
     "rmt": Model("RMT around a Memory Mosaic", {**MEMORY_TOKENS, "type": "rmt"}),
     "prmt": Model("PRMT around a Memory Mosaic", {**MEMORY_TOKENS, "type": "prmt"}),
-    "mamba": Model("Mamba", {"type": "mamba", "hidden_size": 128, "num_hidden_layers": 4, "state_size": 16}, 2.5),
-    "mosaic": Model("Memory Mosaic", {**MOSAIC, "num_layers": 4}, 1.5),
+    "mamba": Model("Mamba", MAMBA, 2.5, longest_whole_text=64),
+    "mosaic": Model("Memory Mosaic", {**MOSAIC, "num_layers": 4}, 1.5, longest_whole_text=64),
     **{
         name: Model(
             f"Memory Mosaic, {PAPER_KERNELS[kernel]} (unseen books)",
@@ -135,9 +135,10 @@ MODELS = {
         for name, kernel in WHOLE_UNSEEN_KERNELS.items()
     },
     WHOLE_UNSEEN_V2: Model("Memory Mosaic v2, Gaussian (unseen books)", MOSAIC_V2, **UNSEEN_BOOKS),
-    "mosaic_v2": Model("Memory Mosaic v2", MOSAIC_V2, 1.5),
+    "mosaic_v2": Model("Memory Mosaic v2", MOSAIC_V2, 1.5, longest_whole_text=64),
     LAST_SEGMENT: Model("transformer, last segment only", TRANSFORMER, 0.3),
 }
+WHOLE_TEXT = [name for name, model in MODELS.items() if model.longest_whole_text]
 
 
 @dataclass(frozen=True)
@@ -172,20 +173,18 @@ class Budget:
     """What runs have in common.
 
     Attributes:
-        measured, test_tokens, test_contexts: see `BabilongSettings`. longest_whole_text: segments of the longest sample
-            that models without segments are tested on. kinds: of questions; the first is asked of all models.
-        sizes: other values of these keys, wherever in the recipe they stand. steps, length: the most of a stage.
+        measured, test_tokens, test_contexts: see `BabilongSettings`. kinds: of questions; the first is asked of all
+            models.
+        sizes: other values of these keys, wherever in the recipe they stand. at_most: the same of what is larger.
     """
 
     measured: tuple[int, ...]
-    longest_whole_text: int
     test_tokens: int
     test_contexts: int
     kinds: tuple[str, ...]
     seeds: int
     sizes: Mapping[str, int] = field(default_factory=dict)
-    steps: int | None = None
-    length: int | None = None
+    at_most: Mapping[str, int] = field(default_factory=dict)
 
     def run(self, model: str, kind: str, seed: int) -> Run:
         """One training and its measurement."""
@@ -198,9 +197,9 @@ class Budget:
             recipe["data"] = {**recipe["data"], "task": task | own}
         recipe = self._resized(recipe)
         contexts = of_model.contexts // 2 if kind in CHAINED else of_model.contexts
-        longest = of_model.longest_whole_text or self.longest_whole_text
-        measured = tuple(n for n in self.measured if model not in WHOLE_TEXT or n <= longest)
-        tokens = min(self.test_tokens, of_model.test_tokens or self.test_tokens)
+        longest = of_model.longest_whole_text or max(self.measured)
+        measured = tuple(segments for segments in self.measured if segments <= longest)
+        tokens = min(self.test_tokens, of_model.test_tokens)
         settings = BabilongSettings(model, kind, recipe, measured, tokens, self.test_contexts, contexts)
         return Run(f"{model}/{kind}/seed {seed}", settings, of_model.cost)
 
@@ -210,27 +209,21 @@ class Budget:
         if not isinstance(value, dict):
             return value
         resized = {key: self.sizes.get(key, self._resized(item)) for key, item in value.items()}
-        for key, most in (("steps", self.steps), ("length", self.length), ("min_length", self.length)):
-            if most is not None and key in resized:
-                resized[key] = min(most, resized[key])
-        return resized
+        return resized | {key: min(most, resized[key]) for key, most in self.at_most.items() if key in resized}
 
 
 BUDGETS = {
     "smoke": Budget(
         measured=(2, 3),
-        longest_whole_text=3,
         test_tokens=512,
         test_contexts=4,
         kinds=("qa1", "qa4"),
         seeds=1,
         sizes=SMALL,
-        steps=1,
-        length=3,
+        at_most={"steps": 1, "length": 3, "min_length": 3},
     ),
     "cpu": Budget(
         measured=(2, 4, 8, 16, 64, 256, 1024, 4096, 15625),
-        longest_whole_text=64,
         test_tokens=1_000_000,
         test_contexts=128,
         kinds=("qa1", "qa4", "qa5", "qa2", "qa3"),
