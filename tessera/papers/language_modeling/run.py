@@ -19,7 +19,7 @@ from tessera.data.sources import text_files
 from tessera.evaluation.loss import EvaluationText, evaluate_text
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.models.sizes import num_parameters
-from tessera.papers.experiment import PAPER_KERNELS, Run, RunContext, RunSelection
+from tessera.papers.experiment import PAPER_KERNELS, WITH_KERNELS, Run, RunContext, RunSelection
 from tessera.papers.recipe_settings import RecipeSettings, overrides_of, recipe_mapping, trained
 from tessera.training.folder import METRICS
 from tessera.training.run_data import evaluation_text
@@ -27,7 +27,7 @@ from tessera.training.run_log import MetricsFile
 
 # A transformer is named after its positions; the plain one learns a vector for each, as GPT-2 does.
 POSITIONS = {"transformer": "absolute", "transformer_rope": "rope", "transformer_alibi": "alibi"}
-MODELS = ("mosaic", "mosaic_v2", *POSITIONS)
+MODELS = (*WITH_KERNELS, *POSITIONS)
 KERNELS = tuple(PAPER_KERNELS)
 MOSAIC = "mosaic gaussian"
 V2_COMPACT = ("sparsemax", "biweight", "triweight")
@@ -135,66 +135,53 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True)
 class Trainings:
-    """A part of a budget: the models called `names` at each of `depths`, for the `first` seed or for all the others.
+    """A part of a budget: the models called `names` at each of `depths`, for every seed or for the `first` one alone.
 
     With `rates` it is a search of the learning rate, on so many `steps`; else each has its rate of `RATES`. `in_full`:
-    every rate is a training like any other, for all seeds, and tables show each model at the best of them.
+    every rate is a training like any other, and tables show each model at the best of them.
     """
 
     names: tuple[str, ...]
     depths: tuple[int, ...]
-    first: bool = True
+    first: bool = False
     rates: tuple[float | None, ...] = (None,)
     steps: int | None = None
     in_full: bool = False
 
-    def points(self, names: Sequence[str], seeds: int) -> "Iterator[tuple[int, int, str, float | None]]":
+    def points(self, names: Sequence[str], seeds: Sequence[int]) -> "Iterator[tuple[int, int, str, float | None]]":
         """(seed, depth, name, searched rate) of each training of the models among `names`."""
-        seeds_here = range(1) if self.first else range(1, seeds)
-        return product(seeds_here, self.depths, [name for name in names if name in self.names], self.rates)
+        return product(seeds, self.depths, [name for name in names if name in self.names], self.rates)
 
 
-# In the order of their value: learning rates, the first seed of depths and kernels, the other seeds; the deepest late.
+# In the order of their value: each part for the first seed, then for the others; the deepest late.
 BUDGETS = {
     "smoke": (
-        Trainings((MOSAIC, "transformer"), (1,), rates=(1e-3, 3e-3), steps=2),
+        Trainings((MOSAIC, "transformer"), (1,), first=True, rates=(1e-3, 3e-3), steps=2),
         Trainings(MAIN_NAMES, (1,)),
-        Trainings(MAIN_NAMES, (1,), first=False),
     ),
     "cpu": (
-        Trainings(MAIN_NAMES, (1,), rates=_TRIED),
-        Trainings(MAIN_NAMES, (4,), rates=_TRIED[:3]),
-        Trainings((MOSAIC,), (1,), rates=(5e-3, 2e-2)),  # on both sides of the best of those rates, of each model
-        Trainings(tuple(POSITIONS), (1,), rates=(2e-3, 5e-3)),
-        Trainings(MAIN_NAMES, (4,), rates=(2e-3, 5e-3)),
-        Trainings(MAIN_NAMES, (8,), rates=(3e-3, 5e-3)),
-        Trainings(OTHER_KERNELS, (1,), rates=_TRIED, steps=250),
-        Trainings(OTHER_KERNELS, (1,), rates=_TRIED[2:]),  # the two best of the short search, of each
         # Kernels differ less than one training from the same on another processor: theirs are chosen by three seeds.
-        Trainings((MOSAIC,), (1,), rates=(*_TRIED, 5e-3, 2e-2), first=False),
-        Trainings(OTHER_KERNELS, (1,), rates=_TRIED[2:], first=False),
-        Trainings(OTHER_KERNELS, (4,), rates=_TRIED[1:3]),
+        Trainings((MOSAIC,), (1,), rates=(*_TRIED, 5e-3, 2e-2)),
+        Trainings(tuple(POSITIONS), (1,), first=True, rates=(*_TRIED, 2e-3, 5e-3)),
+        Trainings(MAIN_NAMES, (4,), first=True, rates=(*_TRIED[:3], 2e-3, 5e-3)),
+        Trainings(MAIN_NAMES, (8,), first=True, rates=(3e-3, 5e-3)),
+        Trainings(OTHER_KERNELS, (1,), first=True, rates=_TRIED, steps=250),
+        Trainings(OTHER_KERNELS, (1,), rates=_TRIED[2:]),  # the two best of the short search, of each
+        Trainings(OTHER_KERNELS, (4,), first=True, rates=_TRIED[1:3]),
         Trainings(MAIN_NAMES, (1, 2, 4)),
         Trainings(OTHER_KERNELS, (1,)),
-        Trainings(MAIN_NAMES, (1, 2, 4), first=False),
         Trainings(MAIN_NAMES, (8,)),
         Trainings(OTHER_KERNELS, (4,)),
-        Trainings(MAIN_NAMES, (8,), first=False),
-        Trainings(OTHER_KERNELS, (1, 4), first=False),
-        Trainings((V2,), (1,), rates=_TRIED),
-        Trainings((V2,), (4,), rates=(*_TRIED[:3], 5e-3)),
+        Trainings((V2,), (1,), first=True, rates=_TRIED),
+        Trainings((V2,), (4,), first=True, rates=(*_TRIED[:3], 5e-3)),
         Trainings((V2,), (1, 4)),
-        Trainings((V2,), (1, 4), first=False),
     ),
     "long": (
         Trainings(LONG_NAMES, (1, 4), rates=_TRIED[:3], in_full=True),
         # Where the best of those three rates was the lowest or the highest.
         Trainings((V2, "transformer_rope"), (4,), rates=(3e-4,), in_full=True),
         Trainings(LONG_NAMES, (1,), rates=(3e-2,), in_full=True),
-        Trainings(LONG_NAMES, (1, 4), rates=_TRIED[:3], in_full=True, first=False),
-        Trainings((V2, "transformer_rope"), (4,), rates=(3e-4,), in_full=True, first=False),
-        Trainings(LONG_NAMES, (1,), rates=(3e-2,), in_full=True, first=False),
-        Trainings(V2_KERNELS, (1, 4), rates=_TRIED[:3], in_full=True),
+        Trainings(V2_KERNELS, (1, 4), first=True, rates=_TRIED[:3], in_full=True),
     ),
 }
 
@@ -203,15 +190,13 @@ def plan(selection: RunSelection) -> list[Run]:
     """The runs of a selection, on the budget's text or on one of the user's."""
     texts = texts_of(selection.data)
     expect(len(texts) < 2, "reproduce", "--data", "name one text to train on", " ".join(selection.data or ()))
-    models = selection.models or (("mosaic", "mosaic_v2") if selection.kernels else MODELS)  # which have kernels
+    models = selection.models or (WITH_KERNELS if selection.kernels else MODELS)
     kernels = ("", *(selection.kernels or KERNELS))
     names = [name for name in NAMES if (parts := name.partition(" "))[0] in models and parts[2] in kernels]
-    seeds = selection.seeds or SEEDS[selection.budget]
-    runs = [
-        _run(selection.budget, part, *point, texts[0] if texts else None)
-        for part in BUDGETS[selection.budget]
-        for point in part.points(names, seeds)
-    ]
+    seeds, trainings = range(selection.seeds or SEEDS[selection.budget]), BUDGETS[selection.budget]
+    points = [(part, point) for part in trainings for point in part.points(names, seeds[:1])]
+    points += [(part, point) for part in trainings if not part.first for point in part.points(names, seeds[1:])]
+    runs = [_run(selection.budget, part, *point, texts[0] if texts else None) for part, point in points]
     expect(bool(runs), "reproduce", "--models and --kernels", "leave a run of this budget", "none")
     return runs
 
