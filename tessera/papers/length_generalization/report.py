@@ -46,10 +46,7 @@ RULES = {
 # Names of rows in the order of tables and figures; the transformer is not in the paper's tables.
 NAMES = {
     **{kernel: name for kernel, name in PAPER_KERNELS.items() if not kernel.endswith("knn")},
-    "gaussian_knn_16": "Gaussian kNN, k = 16",
-    "gaussian_knn_32": "Gaussian kNN, k = 32",
-    "uniform_knn_16": "uniform kNN, k = 16",
-    "uniform_knn_32": "uniform kNN, k = 32",
+    **{f"{base.lower()}_knn_{k}": f"{base} kNN, k = {k}" for base in ("Gaussian", "uniform") for k in (16, 32)},
     "learned_alpha": "alpha learned from 3/2 in each head",
     "transformer": "Transformer (rotary)",
 }

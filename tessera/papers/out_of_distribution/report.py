@@ -21,7 +21,6 @@ from tessera.papers.records import difference, grouped, mean_of
 from tessera.papers.tables import markdown, with_error
 
 NOVELS = "novels"
-SEQUENCES = {"smoke": 4, "cpu": 256}
 # Borders of the bins, in tokens of context before the predicted one: 1 to 16, 17 to 50, ...
 BORDERS = (0, 16, 50, 100, 150, 255, 511)
 DECAY = 0.95
@@ -54,7 +53,7 @@ def plan(selection: RunSelection) -> list[Run]:
     chosen = language.texts_of(selection.data)
     places = {text.name: text.path for text in chosen}
     models = [run for run in language.plan(replace(selection, data=None)) if run.configuration.part == language.MAIN]
-    count = SEQUENCES[selection.budget]
+    count = language.SEQUENCES[selection.budget]
     return [
         Run(f"{name}/{run.key}", TextSettings(run.configuration, name, digest, count), run.cost, places)
         for name, digest in [(text.name, text.digest) for text in chosen] or [(NOVELS, "")]

@@ -13,7 +13,7 @@ from transformers.utils import ModelOutput
 from tessera.base.precision import autocast, resolve_precision
 from tessera.evaluation.loss import loss_by_position
 from tessera.models.sizes import num_parameters
-from tessera.papers.experiment import PAPER_KERNELS, Run, RunContext, RunSelection
+from tessera.papers.experiment import PAPER_KERNELS, WITH_KERNELS, Run, RunContext, RunSelection
 from tessera.papers.regbench.task import RegBench, ngram_log_probabilities
 from tessera.papers.task_stage import small_model
 from tessera.tasks.task import Estimate, TokenExamples, estimate
@@ -21,8 +21,7 @@ from tessera.training.fit import FitOptions, fit
 
 NGRAM = "ngram"  # counts in each problem and is not trained
 LOSS_BLOCK = 20  # positions whose losses are averaged
-MOSAICS = ("mosaic", "mosaic_v2")
-MODELS = (*MOSAICS, "transformer", "transformer_rope", "lstm", "mamba", "linear_transformer", "retnet", "gla", NGRAM)
+MODELS = (*WITH_KERNELS, *"transformer transformer_rope lstm mamba linear_transformer retnet gla".split(), NGRAM)
 # Those of each budget that are trained unless others are asked for.
 DEFAULTS: dict[str, tuple[str, ...]] = {
     "smoke": MODELS,
@@ -156,7 +155,7 @@ def plan(selection: RunSelection) -> list[Run]:
 
 
 def _kernels(model: str, names: Sequence[str] | None, budget: str) -> Sequence[str]:
-    if model not in MOSAICS:
+    if model not in WITH_KERNELS:
         return [""]
     return names or (tuple(PAPER_KERNELS) if model == "mosaic" and budget == "cpu" else ["gaussian"])
 
