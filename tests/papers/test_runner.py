@@ -1,4 +1,4 @@
-"""Runs are done once, kept through failures and kills, and shown."""
+"""Runs are done once, kept through failures and kills, and shown; one run's folder, time, seed and progress."""
 
 import json
 import re
@@ -6,11 +6,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from tessera.base.dataclass_io import to_json
-from tessera.base.errors import TesseraError
-from tessera.papers.experiment import EXPERIMENTS, LIBRARY, Catalogue, RunSelection
-from tessera.papers.runner import reproduce
+from tessera.papers import runner
+from tessera.papers.experiment import EXPERIMENTS, LIBRARY, Catalogue, Run, RunSelection
+from tessera.papers.runner import Bar, Job, Progress, reproduce
 from tessera.training.fit import FitOptions
 from tests.papers import toy as module
 from tests.refusals import refused, refused_in_a_line
@@ -61,7 +62,7 @@ def test_it_writes_records_figure_and_table(go, toy, tmp_path):
 def test_quick_runs_are_drawn_together(go, toy, monkeypatch, every, times):
     drawn = []
     toy.change(lambda records, path: drawn.append(len(records)) or path.touch())
-    monkeypatch.setattr("tessera.papers.runner.DRAWN_EVERY", every)
+    monkeypatch.setattr(runner, "DRAWN_EVERY", every)
     go()
     assert drawn == [1, 2, 3, 4, 4][-times:]
 
@@ -166,9 +167,89 @@ def test_a_record_of_other_settings_is_told_and_kept(go, toy, tmp_path):
     path = tmp_path / "results/toy/cpu.json"
     text = path.read_text().replace('"model": "steep"', '"modle": "steep"')
     path.write_text(text)
-    with pytest.raises(
-        TesseraError, match="steep/seed 1: modle is not a known key; got 'steep'. Did you mean 'model'"
-    ) as error:
-        go()
-    assert "\n" not in str(error.value)
+    refused_in_a_line("steep/seed 1: modle is not a known key; got 'steep'. Did you mean 'model'", go)
     assert path.read_text() == text
+
+
+def passing(run, context):
+    context.report(0.5, "half")
+    return {"loss": float("nan"), "curve": (1.0, float("inf"))}
+
+
+@pytest.fixture
+def job(toy, tmp_path):
+    toy.change(execute=passing)
+    return Job("toy", tmp_path)
+
+
+def run_of(seed=0):
+    return Run("a run", module.ToySettings(FitOptions(2, 0.1), seed=seed))
+
+
+def test_time_counts_over_interruptions(job):
+    """The record of a resumed run has the time of all its attempts."""
+    job.folder(run_of()).mkdir()
+    Progress(0.9, "", 1000.0).write(job.folder(run_of()))
+    record = job.do(run_of())
+    assert 1000.0 <= record.provenance["wall_seconds"] < 1060.0
+    assert Progress.read(job.folder(run_of())).seconds >= 1000.0
+
+
+def test_numbers_that_are_not_finite_are_stored_as_null(job):
+    """JSON has no other word for them, and a record that cannot be written is a training lost."""
+    assert job.do(run_of()).outcome == {"loss": None, "curve": [1.0, None]}
+
+
+def test_checkpoints_of_another_version_are_not_gone_on_with(job, toy):
+    first = job.folder(run_of())
+    assert first != job.folder(run_of(1))
+    toy.change(version=2)
+    assert job.folder(run_of()) != first
+
+
+def test_a_run_does_not_depend_on_what_the_process_did_before(job, toy):
+    toy.change(execute=lambda run, context: {"draw": torch.rand(()).item()})
+    drawn = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(len(drawn))
+        drawn.append(job.do(run_of(seed)).outcome["draw"])
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+RUNS = [Run("first", {}, cost=1.0), Run("second", {}, cost=3.0)]
+
+
+def test_a_folder_without_or_with_half_a_file_has_none(tmp_path):
+    assert Progress.read(tmp_path) == Progress(0.0, "", 0.0)
+    Progress(0.5, "loss 1.2", 7.0).write(tmp_path)
+    assert Progress.read(tmp_path) == Progress(0.5, "loss 1.2", 7.0)
+    (tmp_path / runner.PROGRESS).write_text('{"share": 0.')
+    assert Progress.read(tmp_path) == Progress()
+
+
+def test_into_a_file_it_is_a_line_a_minute(capsys, monkeypatch):
+    seconds = [0.0]
+    monkeypatch.setattr(runner.time, "monotonic", lambda: seconds[0])
+    bar = Bar(RUNS, RUNS)
+    for second in range(0, 181, 20):
+        seconds[0] = float(second)
+        bar.show([(RUNS[1], second / 360, "loss 1.2")])
+    bar.close()
+    lines = capsys.readouterr().err.splitlines()
+    assert [line[:3] for line in lines] == ["0%|", "12%", "25%", "38%"]
+    assert all("|██" in line and "second: loss 1.2" in line for line in lines[1:])
+
+
+def test_what_was_done_before_counts(capsys):
+    bar = Bar(RUNS, RUNS[1:])
+    assert bar.bar.n == 1.0
+    bar.show([(RUNS[1], 0.5, "")])
+    assert bar.bar.n == 2.5
+    bar.show([(RUNS[1], 0.1, "")])  # begun anew
+    assert bar.bar.n == 2.5
+    bar.finished(RUNS[1], 12.3)
+    assert bar.bar.n == 4.0
+    bar.close()
+    first, done, last = capsys.readouterr().err.splitlines()
+    assert done == "second: done in 12 s"
+    assert (first[:3], last[:4]) == ("25%", "100%")
