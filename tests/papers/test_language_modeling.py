@@ -69,6 +69,11 @@ def test_kernels_differ_in_the_kernel_and_the_rate_alone():
     assert biweight == gaussian | {"model": gaussian["model"] | {"kernel": "biweight"}}
 
 
+def test_every_first_seed_comes_before_the_others():
+    are_later = [run.configuration.seed > 0 for run in planned().values()]
+    assert are_later == sorted(are_later)
+
+
 def test_the_chosen_rates_are_the_best_of_the_longest_stored_search():
     searches, searched = {}, [run.configuration for run in planned().values() if run.configuration.part == SEARCH]
     for one in ResultsFile(RESULTS, "language_modeling", "cpu").read().values():
