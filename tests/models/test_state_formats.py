@@ -20,6 +20,7 @@ MAMBA = MambaConfig(vocab_size=60, hidden_size=16, num_hidden_layers=2, state_si
 BUILD = {
     "v1": CASES["v1 published"].build,
     "v2": CASES["v2 gaussian"].build,
+    "linear attention": CASES["linear attention gla"].build,
     "lstm": CASES["lstm"].build,
     "transformer": BASES["gpt2"],
     "mamba": lambda: use_selective_scan(AutoModelForCausalLM.from_config(MAMBA)),
@@ -47,13 +48,12 @@ def test_a_state_in_another_dtype_goes_on(name, dtype, steps, grad):
 @torch.no_grad()
 def test_a_state_of_another_number_of_rows_is_refused(name, held, rows, steps):
     model = BUILD[name]().float().eval()
-    _, state = read_on(model, tokens(held, 9) % 60, None)
-    refused_in_a_line(
-        f"must have {rows} rows, as the text; got {held}", read_on, model, tokens(rows, steps) % 60, state
-    )
-    if name == "mamba":
-        options = {"cache_params": state, "use_cache": True}
-        refused_in_a_line("Mamba: cache_params must have 3 rows", model, tokens(rows, steps) % 60, **options)
+    (_, state), more = read_on(model, tokens(held, 9) % 60, None), tokens(rows, steps) % 60
+    message = f"must have {rows} rows, as the text; got {held}"
+    refused_in_a_line(message, read_on, model, more, state)
+    if name != "transformer":  # transformers has a raw error
+        argument = "cache_params" if name == "mamba" else "past_key_values"
+        refused_in_a_line(f"{argument} {message}", model, more, **{argument: state}, use_cache=True)
 
 
 @torch.no_grad()
