@@ -60,13 +60,13 @@ def v2(**changes: object) -> MemoryMosaicV2ForCausalLM:
     return MemoryMosaicV2ForCausalLM(MemoryMosaicV2Config(**{**SIZES, **WINDOWS, "pad_token_id": 0, **changes}))
 
 
-def linear(variant: str) -> LinearAttentionForCausalLM:
-    config = LinearAttentionConfig(variant=variant, vocab_size=VOCABULARY, hidden_size=16, pad_token_id=0)
-    return LinearAttentionForCausalLM(config)
+def linear(variant: str, **changes: object) -> LinearAttentionForCausalLM:
+    config = {"vocab_size": VOCABULARY, "hidden_size": 16, "pad_token_id": 0, **changes}
+    return LinearAttentionForCausalLM(LinearAttentionConfig(variant=variant, **config))
 
 
-def _lstm() -> LSTMForCausalLM:
-    return LSTMForCausalLM(LSTMConfig(vocab_size=VOCABULARY, hidden_size=24, num_layers=2))
+def lstm(**changes: object) -> LSTMForCausalLM:
+    return LSTMForCausalLM(LSTMConfig(**{"vocab_size": VOCABULARY, "hidden_size": 24, "num_layers": 2, **changes}))
 
 
 def _transformer() -> PreTrainedModel:
@@ -107,7 +107,7 @@ CASES = {
         for family in ("gpt2", "memory_mosaic")
     },
     "lstm": Case(
-        _lstm, None, continues=False, packs=False, pads_left=False, pads_anywhere=False, generates=False,
+        lstm, None, continues=False, packs=False, pads_left=False, pads_anywhere=False, generates=False,
         checkpoints=False, plain=True,
     ),
     "transformer": Case(_transformer, None, packs=False, pads_anywhere=False, plain=True),

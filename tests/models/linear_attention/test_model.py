@@ -2,14 +2,10 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from tessera.memories.linear_attention import VARIANTS, LinearAttentionMemory
-from tessera.models.linear_attention import LinearAttentionConfig
-from tests.refusals import refused
+from tests.models.contract import linear
 from tests.tolerances import close
-
-SIZES = {"vocab_size": 30, "hidden_size": 32, "num_layers": 2, "num_heads": 2}
 
 
 def memory_of(variant):
@@ -62,12 +58,6 @@ def test_gla_decays_each_key_dimension_by_its_gate():
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_layer_is_as_large_as_a_transformers(variant):
-    model = AutoModelForCausalLM.from_config(LinearAttentionConfig(variant=variant, **SIZES)).eval()
-    layers = [parameter for name, parameter in model.named_parameters() if ".layers." in name and "norm" not in name]
-    size = sum(parameter.numel() for parameter in layers)
+    layers = linear(variant, hidden_size=32, num_layers=2, num_heads=2).model.layers
+    size = sum(parameter.numel() for name, parameter in layers.named_parameters() if "norm" not in name)
     assert abs(size - 12 * 2 * 32**2) < 0.02 * size
-
-
-def test_impossible_configurations():
-    refused("variant must be one of", LinearAttentionConfig, variant="hyena")
-    refused("multiple of 4 num_heads", LinearAttentionConfig, hidden_size=36, num_heads=4)
