@@ -6,47 +6,26 @@ from functools import partial
 import pytest
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
-from transformers import (
-    AutoModelForCausalLM,
-    BloomConfig,
-    BloomForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
 from transformers.pytorch_utils import Conv1D
 
 import tessera
-from tessera.base.errors import TesseraError
 from tessera.models.adjusting import adjust_model
 from tessera.models.decoding import blocks, programs, stack_steps, weights
 from tessera.models.decoding.weights import StoredWeights, _packed, _packed_product, _unpacked
-from tessera.models.linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
-from tessera.models.transformer import transformer_config
 from tests.covering import some
 from tests.models import contract
+from tests.models.armt.bases import BASES, WRAPS, tiny
 from tests.refusals import refused
 
 SIZES = {"vocab_size": 50, "hidden_size": 32, "num_layers": 2, "num_heads": 2}
 
 v1 = partial(contract.v1, **SIZES, num_persistent_slots=80, initializer_range=0.3)
 v2 = partial(contract.v2, **SIZES, intermediate_size=140, short_term_span=8, initializer_range=0.2)
-
-
-def gpt2():
-    return GPT2LMHeadModel(
-        GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=2, n_positions=256, initializer_range=0.2)
-    )
-
-
-def llama():
-    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 140}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=50, hidden_size=32, initializer_range=0.2, **sizes))
+gpt2 = partial(BASES["gpt2"], vocab_size=50, n_positions=256, initializer_range=0.2)
 
 
 def armt():
-    model = tessera.wrap(gpt2(), segment_size=11, num_memory_tokens=3, memory_dim=4)
+    model = WRAPS["armt"](gpt2(), segment_size=11, num_memory_tokens=3)
     torch.nn.init.normal_(model.memory_tokens.tokens)
     return model
 
@@ -56,10 +35,10 @@ MODELS = {
     "v1 entmax": partial(v1, kernel="entmax", persistent_kernel="biweight", num_persistent_banks=2, bias=True),
     "v2": v2,
     "v2 without long-term memory": partial(v2, long_term_memory=False),
-    "linear transformer": lambda: LinearAttentionForCausalLM(LinearAttentionConfig(**SIZES)),
+    "linear transformer": partial(contract.linear, "linear_transformer", **SIZES),
     "gpt2": gpt2,
-    "neox": lambda: AutoModelForCausalLM.from_config(transformer_config(positions="rope", **SIZES)),
-    "llama": llama,
+    "neox": partial(BASES["gpt_neox"], vocab_size=50),
+    "llama": partial(BASES["llama"], vocab_size=50, intermediate_size=140, initializer_range=0.2),
     "armt": armt,
 }
 
@@ -168,8 +147,9 @@ def test_a_program_is_given_no_state_that_it_was_not_made_for(uncompiled, monkey
     state = model(ids, use_cache=True).past_key_values
     expected = model(input_ids=ids[:, :1], past_key_values=state).logits
     assert len(made) == 2
-    with pytest.raises(TesseraError, match="past_key_values must have 3 rows, as the text; got 1"):
-        model(input_ids=ids[:, :1], past_key_values=state.select_batch(torch.tensor([0])))
+    one_row = state.select_batch(torch.tensor([0]))
+    message = "past_key_values must have 3 rows, as the text; got 1"
+    refused(message, model, input_ids=ids[:, :1], past_key_values=one_row)
     taken = model(input_ids=ids[:, :1], past_key_values=state.to(torch.float64)).logits
     torch.testing.assert_close(taken, expected)
     assert len(made) in (2, 4), "cast to the numbers of its own programs, or given others"
@@ -372,7 +352,6 @@ def test_eight_bits_in_four_places():
 
 def test_refusals():
     refused("weights must be one of float32, bf16, int8; got int4", tessera.compile_decoding, v1(), "int4")
-    with pytest.raises(TesseraError, match="the model must be on a CPU, in float32; got cpu, torch.bfloat16"):
-        tessera.compile_decoding(v1().bfloat16())
-    with pytest.raises(TesseraError, match="the model must be .*gpt2.*; got bloom"):
-        tessera.compile_decoding(BloomForCausalLM(BloomConfig(vocab_size=9, hidden_size=8, n_layer=1, n_head=1)))
+    message = "the model must be on a CPU, in float32; got cpu, torch.bfloat16"
+    refused(message, tessera.compile_decoding, v1().bfloat16())
+    refused("the model must be .*gpt2.*; got bloom", tessera.compile_decoding, tiny("bloom"))

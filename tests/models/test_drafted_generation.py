@@ -1,50 +1,35 @@
 """Generation with drafts makes what generation without them makes."""
 
+from functools import partial
+
 import pytest
 import torch
 import transformers as hf
 from transformers.generation.streamers import BaseStreamer
 
-import tessera
-from tessera.base.errors import TesseraError
 from tessera.data.tokenizers import byte_tokenizer
-from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.drafted_generation import LARGEST_LOSS, PromptLookup, _Balance
 from tessera.models.forking import fork
-from tessera.models.linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
-from tessera.models.lstm import LSTMConfig, LSTMForCausalLM
-from tessera.models.prmt import PRMTConfig, PRMTForCausalLM
-from tessera.models.rmt import RMTConfig, RMTForCausalLM
 from tessera.recall.pair_store import PairStore
 from tests.covering import some
+from tests.models.armt.bases import BASES, WRAPS
+from tests.models.contract import linear, lstm, v1, v2
 from tests.refusals import refused
 
 VOCABULARY = 12
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "initializer_range": 0.4}
-NONE = {"bos_token_id": None, "eos_token_id": None}
-MOSAIC = tessera.MemoryMosaicConfig(**SIZES, num_persistent_slots=8)
-LLAMA = hf.LlamaConfig(
-    vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, **NONE
-)
-GPT2 = hf.GPT2Config(
-    vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2, n_positions=96, initializer_range=0.4, **NONE
-)
-V2 = tessera.MemoryMosaicV2Config(**SIZES, intermediate_size=16, short_term_span=6, long_term_delay=4)
 SEGMENTS = {"segment_size": 7, "num_memory_tokens": 2}
+gpt2 = partial(BASES["gpt2"], vocab_size=VOCABULARY, n_embd=16, n_head=2, n_positions=96, initializer_range=0.4)
+mosaic = partial(v1, **SIZES, num_persistent_slots=8)
 MODELS = {
-    "v1": lambda: tessera.MemoryMosaicForCausalLM(MOSAIC),
-    "v2": lambda: tessera.MemoryMosaicV2ForCausalLM(V2),
-    **{
-        variant: lambda variant=variant: LinearAttentionForCausalLM(LinearAttentionConfig(**SIZES, variant=variant))
-        for variant in ("linear_transformer", "retnet", "gla")
-    },
-    "lstm": lambda: LSTMForCausalLM(LSTMConfig(vocab_size=VOCABULARY, hidden_size=16, initializer_range=1.0)),
-    "armt": lambda: _saying_something(ARMTForCausalLM(ARMTConfig(base_config=GPT2, memory_dim=4, **SEGMENTS))),
-    "armt around v1": lambda: _saying_something(
-        ARMTForCausalLM(ARMTConfig(base_config=MOSAIC, memory_dim=4, segment_alignment="right", **SEGMENTS))
-    ),
-    "rmt": lambda: RMTForCausalLM(RMTConfig(base_config=GPT2, **SEGMENTS)),
-    "prmt": lambda: PRMTForCausalLM(PRMTConfig(base_config=GPT2, **SEGMENTS)),
+    "v1": mosaic,
+    "v2": partial(v2, **SIZES, intermediate_size=16),
+    **{variant: partial(linear, variant, **SIZES) for variant in ("linear_transformer", "retnet", "gla")},
+    "lstm": partial(lstm, vocab_size=VOCABULARY, hidden_size=16, num_layers=1, initializer_range=1.0),
+    "armt": lambda: _saying_something(WRAPS["armt"](gpt2(), **SEGMENTS)),
+    "armt around v1": lambda: _saying_something(WRAPS["armt"](mosaic(), segment_alignment="right", **SEGMENTS)),
+    "rmt": lambda: WRAPS["rmt"](gpt2(), **SEGMENTS),
+    "prmt": lambda: WRAPS["prmt"](gpt2(), **SEGMENTS),
 }
 
 
@@ -52,6 +37,11 @@ def _saying_something(model):
     for memory in model.memories:  # they start at 0
         torch.nn.init.normal_(memory.value.weight, std=0.3)
     return model
+
+
+def llama():
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    return BASES["llama"](**sizes, pad_token_id=None)
 
 
 class FollowsTheText(hf.LogitsProcessor):
@@ -81,8 +71,7 @@ class Heard(BaseStreamer):
 
 def make(name, seed=0):
     torch.manual_seed(seed)
-    build = MODELS.get(name, lambda: hf.LlamaForCausalLM(LLAMA))
-    return build().double().eval()
+    return MODELS.get(name, llama)().double().eval()
 
 
 def prompt(seed, length=9):
@@ -235,8 +224,8 @@ def test_a_prompt_that_ends_with_padding_is_refused(name, drafts):
     model, ids = make(name), prompt(3).repeat(1 if drafts else 2, 1)
     mask = torch.ones_like(ids)
     mask[0, -2:] = 0
-    with pytest.raises(TesseraError, match="must end with a one in every row: prompts are padded on the left; got a"):
-        generate(model, ids, attention_mask=mask, **drafts)
+    message = "must end with a one in every row: prompts are padded on the left; got a"
+    refused(message, generate, model, ids, attention_mask=mask, **drafts)
 
 
 @pytest.mark.parametrize("steps_per_block", [2.0, 5.0])
@@ -286,7 +275,7 @@ def test_lookup_finds_what_followed_the_longest_match():
 def test_mistakes_are_refused_in_a_line(options, message):
     options = {"input_ids": prompt(0), "prompt_lookup_num_tokens": 3, **options}
     if "assistant_model" in options:
-        options["assistant_model"] = LSTMForCausalLM(LSTMConfig(vocab_size=VOCABULARY + 1, hidden_size=8))
+        options["assistant_model"] = lstm(vocab_size=VOCABULARY + 1)
     ids = options.pop("input_ids")
     refused(message, generate, make("v1"), ids, **options)
 
@@ -301,7 +290,7 @@ def test_a_drafting_state_of_a_model_of_transformers_is_refused_in_a_line(name):
 def test_an_lstm_stops_at_a_string():
     """transformers hands the tokenizer of `stop_strings` on to the model, which took no such argument."""
     tokenizer = byte_tokenizer()
-    model = LSTMForCausalLM(LSTMConfig(vocab_size=len(tokenizer), hidden_size=16)).eval()
+    model = lstm(vocab_size=len(tokenizer)).eval()
     letters = [token for token in range(len(tokenizer)) if not 97 <= token < 123]
     options = {"max_new_tokens": 6, "do_sample": False, "suppress_tokens": letters, "pad_token_id": 0}
     inputs = tokenizer("1 2", return_tensors="pt")

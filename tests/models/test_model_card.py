@@ -6,11 +6,12 @@ import re
 import pytest
 import torch
 import yaml
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM
 
 import tessera
 from tests import new_process
 from tests.covering import some
+from tests.models.armt.bases import BASES, WRAPS
 
 SIZES = {"vocab_size": 20, "hidden_size": 8, "num_layers": 1, "num_heads": 2, "num_persistent_slots": 4}
 
@@ -20,8 +21,7 @@ def mosaic():
 
 
 def wrapped():
-    base = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_embd=8, n_layer=1, n_head=2, n_positions=16))
-    return tessera.wrap(base, segment_size=4, num_memory_tokens=2, memory_dim=4)
+    return WRAPS["armt"](BASES["gpt2"](), segment_size=4, num_memory_tokens=2)
 
 
 def bare():

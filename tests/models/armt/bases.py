@@ -9,19 +9,27 @@ import tessera.armt as armt
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
 from tests.tolerances import close
 
-ROTARY = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+NONE = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+TEXT = {**NONE, "pad_token_id": 0, "vocab_size": 60}
+ROTARY = {**TEXT, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 ROTARY |= {"intermediate_size": 48, "max_position_embeddings": 64}
-ROTARY |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-GPT2 = {"vocab_size": 60, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+GPT2 = {**TEXT, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 MOSAIC = {"vocab_size": 60, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "num_persistent_slots": 8}
 GROUPED = {**ROTARY, "num_key_value_heads": 2, "head_dim": 8}
+
+
+def maker(model, config, sizes):
+    """A function that makes the model of `sizes` and of the changes that it is given."""
+    return lambda **changes: model(config(**{**sizes, **changes}))
+
+
 BASES = {
-    "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2, bos_token_id=None, eos_token_id=None, pad_token_id=0)),
-    "gpt_neox": lambda: hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**ROTARY)),
-    "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED)),
-    "qwen2": lambda: hf.Qwen2ForCausalLM(hf.Qwen2Config(**{k: v for k, v in GROUPED.items() if k != "head_dim"})),
-    "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**GROUPED)),
-    "memory_mosaic": lambda: MemoryMosaicForCausalLM(MemoryMosaicConfig(**MOSAIC)),
+    "gpt2": maker(hf.GPT2LMHeadModel, hf.GPT2Config, GPT2),
+    "gpt_neox": maker(hf.GPTNeoXForCausalLM, hf.GPTNeoXConfig, ROTARY),
+    "llama": maker(hf.LlamaForCausalLM, hf.LlamaConfig, GROUPED),
+    "qwen2": maker(hf.Qwen2ForCausalLM, hf.Qwen2Config, {k: v for k, v in GROUPED.items() if k != "head_dim"}),
+    "qwen3": maker(hf.Qwen3ForCausalLM, hf.Qwen3Config, GROUPED),
+    "memory_mosaic": maker(MemoryMosaicForCausalLM, MemoryMosaicConfig, MOSAIC),
 }
 WRAPS = {"armt": lambda base, **o: armt.wrap(base, memory_dim=4, **o), "rmt": armt.wrap_rmt, "prmt": armt.wrap_prmt}
 KINDS = list(WRAPS)
@@ -29,7 +37,6 @@ PAIRS = [(kind, "gpt2") for kind in KINDS] + [("armt", family) for family in BAS
 PAIRS += [("rmt", "llama"), ("prmt", "qwen2"), ("rmt", "memory_mosaic"), ("prmt", "memory_mosaic")]
 SOME = [("armt", "gpt2"), ("armt", "memory_mosaic"), ("rmt", "llama"), ("prmt", "qwen2")]
 
-NONE = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
 SIZES_BY_NAME = {
     **NONE, "vocab_size": 60, "max_position_embeddings": 64, "is_decoder": True,
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -3,25 +3,23 @@
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
 
-from tessera import MemoryMosaicConfig, MemoryMosaicForCausalLM, TesseraError, wrap_rmt
 from tessera.models.gradient_writing import GradientWriter
-from tests.models.armt.bases import WRAPS
+from tests.models.armt.bases import BASES, WRAPS
 from tests.refusals import refused
 
 TEXTS = torch.tensor([[3, 4, 5, 6, 7], [8, 3, 9, 4, 2]])
+NEOX = {"vocab_size": 11, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 12, "initializer_range": 0.5}
 
 
-def writer(kind: str = "rmt", steps: int = 3, rate: float = 0.5) -> GradientWriter:
+def around(base, kind="rmt", steps=3, rate=0.5):
+    return GradientWriter(WRAPS[kind](base, segment_size=8, num_memory_tokens=2), steps, rate)
+
+
+def writer(kind: str = "rmt", steps: int = 3) -> GradientWriter:
     """Around a GPT-NeoX in float64."""
     torch.manual_seed(0)
-    config = GPTNeoXConfig(
-        vocab_size=11, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=12,
-        max_position_embeddings=32, initializer_range=0.5, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    model = WRAPS[kind](GPTNeoXForCausalLM(config).double(), segment_size=8, num_memory_tokens=2)
-    return GradientWriter(model, steps, rate).eval()
+    return around(BASES["gpt_neox"](**NEOX).double(), kind, steps).eval()
 
 
 def told_again(model, memory, texts):
@@ -127,16 +125,12 @@ def test_refuses_what_it_cannot_write():
     assert torch.equal(shown.memory_tokens, written.write(TEXTS).memory_tokens)
     mask[0, 0] = 0
     refused("attention_mask must be ones", written, TEXTS, attention_mask=mask)
-    with pytest.raises(TesseraError, match="model must be ARMT, RMT or PRMT; got GPT2LMHeadModel"):
-        GradientWriter(GPT2LMHeadModel(GPT2Config(vocab_size=11, n_embd=8, n_layer=1, n_head=2)))
+    gpt2 = BASES["gpt2"](n_positions=12)
+    refused("model must be ARMT, RMT or PRMT; got GPT2LMHeadModel", GradientWriter, gpt2)
     refused("T > 1", writer().write, TEXTS[:, :1])
     (getattr(written.model, "activation_checkpointing_enable", None) or written.model.gradient_checkpointing_enable)()
     assert torch.equal(written.write(TEXTS).memory_tokens, shown.memory_tokens)  # nothing is computed twice
     refused("gradient checkpointing must be off; got on. Steps go backward", written.train().write, TEXTS)
-    base = GPT2LMHeadModel(GPT2Config(vocab_size=11, n_embd=8, n_layer=1, n_head=2, n_positions=12))
-    narrow = GradientWriter(wrap_rmt(base, segment_size=8, num_memory_tokens=2))
-    refused("at most 10 tokens", narrow.write, torch.ones(1, 11, dtype=torch.long))
-    config = MemoryMosaicConfig(vocab_size=11, hidden_size=8, num_layers=1, num_heads=2, num_persistent_slots=4)
-    mosaic = GradientWriter(wrap_rmt(MemoryMosaicForCausalLM(config), segment_size=8, num_memory_tokens=2))
-    tokens = mosaic.write(TEXTS).memory_tokens
+    refused("at most 10 tokens", around(gpt2).write, torch.ones(1, 11, dtype=torch.long))
+    tokens = around(BASES["memory_mosaic"]()).write(TEXTS).memory_tokens
     refused("second derivative", tokens.sum().backward)
