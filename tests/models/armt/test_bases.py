@@ -5,8 +5,6 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
     GPT2Model,
     LlamaConfig,
     LlamaForSequenceClassification,
@@ -18,7 +16,7 @@ from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.causality import expect_causal
 from tessera.models.memory_mosaic import MemoryMosaicModel
 from tests.covering import some
-from tests.models.armt.bases import BASES, FAMILIES, GPT2, READERS, ROTARY, config_of, is_greedy, tiny, tokens
+from tests.models.armt.bases import BASES, FAMILIES, READERS, ROTARY, config_of, is_greedy, tiny, tokens
 from tests.models.contract import CASES, OF_EACH_CLASS
 from tests.refusals import refused
 
@@ -126,15 +124,21 @@ def attributes(model):
     ]
 
 
-G = GPT2Config(**GPT2)
 REFUSED = [
-    (lambda: GPT2Model(G), {}, "make logits, as AutoModelForCausalLM loads it; got GPT2Model"),
+    (lambda: GPT2Model(BASES["gpt2"]().config), {}, "make logits, as AutoModelForCausalLM loads it; got GPT2Model"),
     (lambda: LlamaForSequenceClassification(LlamaConfig(**ROTARY)), {}, "make logits"),
     (lambda: MemoryMosaicModel(BASES["memory_mosaic"]().config), {}, "make logits"),
     (lambda: AutoModelForMaskedLM.from_config(config_of("bert", is_decoder=False)), {}, "see no later token"),
     (lambda: AutoModelForCausalLM.from_config(config_of("bert", is_decoder=False)), {}, r"decoder \(is_decoder"),
-    (lambda: GPT2LMHeadModel(G), {"segment_size": 500}, "fit into the base's 64 positions"),
-    (lambda: GPT2LMHeadModel(G), {"segment_size": 500, "own_memory_positions": True}, "fit into the base's 66 positi"),
+    (BASES["gpt2"], {"segment_sise": 8}, "unknown argument 'segment_sise'. Did you mean 'segment_size'"),
+    (BASES["gpt2"], {"segment_size": 0}, "segment_size must be a positive integer"),
+    (BASES["gpt2"], {"memory_dim": 1, "num_rolls": 3}, "num_rolls must lie below 2 memory_dim"),
+    (BASES["gpt2"], {"update_order": "random"}, "update_order must be one of parallel, sequential"),
+    (BASES["gpt2"], {"segment_alignment": "middle"}, "segment_alignment must be one of"),
+    (BASES["gpt2"], {"backprop_segments": 0}, "backprop_segments must be a positive integer"),
+    (BASES["gpt2"], {"layers_path": "transformer.blocks"}, "name a ModuleList"),
+    (BASES["gpt2"], {"segment_size": 63}, "fit into the base's 64 positions; got 65 positions"),
+    (BASES["gpt2"], {"segment_size": 500, "own_memory_positions": True}, "fit into the base's 66 positions"),
     (lambda: base_of("opt"), {"segment_size": 63}, "fit into the base's 64 positions"),
     (lambda: base_of("roberta"), {"segment_size": 62}, "fit into the base's 62 positions"),
 ]
