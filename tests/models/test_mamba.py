@@ -6,7 +6,6 @@ import pytest
 import torch
 from transformers import MambaConfig, MambaForCausalLM
 
-from tessera.base.errors import TesseraError
 from tessera.models import mamba
 from tessera.models.carried_state import read_document, read_on
 from tessera.models.mamba import ScanMixer, use_selective_scan
@@ -45,8 +44,8 @@ def test_a_loaded_one_reads_on_and_one_of_transformers_alone_is_refused(tmp_path
         torch.testing.assert_close(rest, model(ids).logits[:, 9:], rtol=0, atol=1e-6)
     for kind in (torch.float32, torch.bfloat16):
         read_document(model.to(kind), ids[0], None, "memorize")
-        with pytest.raises(TesseraError, match="memorize: the model must read on behind its state; got mamba"):
-            read_document(plain.to(kind), ids[0], None, "memorize")
+        message = "memorize: the model must read on behind its state; got mamba"
+        refused(message, read_document, plain.to(kind), ids[0], None, "memorize")
 
 
 def test_logits_and_gradients_are_those_of_transformers(pair, ids):
@@ -155,31 +154,24 @@ def test_what_is_saved_is_transformers_own(pair, ids, tmp_path):
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("rows", "hidden"),
+    [(2, slice(0, 5)), (1, slice(0, 3)), (1, slice(4, 8)), (1, slice(15, 21))],
+    ids=["left, beside another row", "left", "between", "right"],
+)
 @torch.no_grad()
-def test_a_row_padded_on_the_left_goes_on_as_it_does_alone(pair, ids):
-    """With the mask of all tokens, as chunked reading of a batch hands it over."""
-    ours, mask = pair[1].eval(), torch.ones_like(ids)
-    mask[1, :5] = 0
-    expected = ours(ids[1:, 5:]).logits
-    first = ours(ids[:, :12], attention_mask=mask[:, :12], use_cache=True)
-    last = ours(ids[:, 12:], attention_mask=mask, cache_params=first.cache_params)
-    got = torch.cat([first.logits, last.logits], 1)[1:, 5:]
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)  # transformers takes the decays in float32
-
-
-@pytest.mark.parametrize("hidden", [slice(0, 3), slice(4, 8), slice(15, 21)], ids=["left", "between", "right"])
-@torch.no_grad()
-def test_padding_of_a_row_alone_has_no_influence(pair, ids, hidden):
-    """transformers ignores the mask of a single row."""
-    ours, row, mask = pair[1].eval(), ids[:1], torch.ones_like(ids[:1])
-    mask[0, hidden] = 0
-    real = mask[0].bool()
-    expected = ours(row[:, real]).logits
-    torch.testing.assert_close(ours(row, attention_mask=mask).logits[:, real], expected, rtol=0, atol=1e-6)
-    first = ours(row[:, :6], attention_mask=mask[:, :6], use_cache=True)
-    last = ours(row[:, 6:], attention_mask=mask, cache_params=first.cache_params)
-    got = torch.cat([first.logits, last.logits], 1)
-    torch.testing.assert_close(got[:, real], expected, rtol=0, atol=1e-6)
+def test_padding_of_a_row_has_no_influence(pair, ids, rows, hidden):
+    """transformers ignores the mask of a single row. Behind a state comes the mask of all tokens."""
+    ours, ids, mask = pair[1].eval(), ids[:rows], torch.ones_like(ids[:rows])
+    mask[-1, hidden] = 0
+    real = mask[-1].bool()
+    expected = ours(ids[-1:, real]).logits
+    whole = ours(ids, attention_mask=mask).logits
+    first = ours(ids[:, :6], attention_mask=mask[:, :6], use_cache=True)
+    last = ours(ids[:, 6:], attention_mask=mask, cache_params=first.cache_params)
+    for logits in (whole, torch.cat([first.logits, last.logits], 1)):
+        # transformers takes the decays in float32
+        torch.testing.assert_close(logits[-1:, real], expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("cut", [None, 12, 8])
@@ -187,8 +179,8 @@ def test_padding_that_would_be_read_as_text_is_refused(pair, ids, cut):
     ours, mask = pair[1].eval(), torch.ones_like(ids)
     mask[1, 8:12] = 0
     cache = None if cut is None else ours(ids[:, :cut], attention_mask=mask[:, :cut], use_cache=True).cache_params
-    with pytest.raises(TesseraError, match=r"^Mamba: .* got .*\. Read such rows one at a time\.$"):
-        ours(ids[:, cut or 0 :], attention_mask=mask, cache_params=cache)
+    message = r"^Mamba: .* got .*\. Read such rows one at a time\.$"
+    refused(message, ours, ids[:, cut or 0 :], attention_mask=mask, cache_params=cache)
 
 
 def test_tokens_behind_padding_are_refused_without_a_mask_too(pair, ids):
