@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import tessera
-from tessera.base.errors import TesseraError
 from tessera.data.tokenizers import byte_tokenizer
 from tessera.memory_files import Memory
 from tests.covering import each_value
@@ -88,16 +87,26 @@ def with_two_adapters(model):
 @pytest.mark.parametrize("name", ["v1 published", "v2 gaussian", "linear attention gla", "armt around gpt2"])
 @torch.no_grad()
 def test_a_state_is_of_the_adapters_that_acted(name):
-    adapted, ids = with_two_adapters(CASES[name].build()), tokens(1, 15)
-    state = adapted(input_ids=ids[:, :9], use_cache=True).past_key_values
-    expected = adapted(input_ids=ids).logits[:, 9:]
+    """Or of none: one that was read before there were any goes on where all of them rest."""
+    model, ids = CASES[name].build(), tokens(1, 15)
+    begun = {"input_ids": ids[:, :9], "use_cache": True}
+    of_none, without_any = model(ids).logits[:, 9:], model(**begun).past_key_values
+    adapted = with_two_adapters(model)
+    expected, acting = adapted(input_ids=ids).logits[:, 9:], adapted(**begun).past_key_values
+
+    def goes_on(state):
+        return adapted(input_ids=ids[:, 9:], past_key_values=state).logits
+
+    message = "another configuration or adapter. Read the text again"
+    refused(message, goes_on, without_any)
     adapted.set_adapter("other")
-    with pytest.raises(TesseraError, match="another configuration or adapter. Read the text again"):
-        adapted(input_ids=ids[:, 9:], past_key_values=state)
+    refused(message, goes_on, acting)
     adapted.set_adapter("default")
-    with adapted.disable_adapter(), pytest.raises(TesseraError, match="another configuration or adapter"):
-        adapted(input_ids=ids[:, 9:], past_key_values=state)
-    torch.testing.assert_close(adapted(input_ids=ids[:, 9:], past_key_values=state).logits, expected)
+    with adapted.disable_adapter():
+        refused(message, goes_on, acting)
+        for state in (without_any, adapted(**begun).past_key_values):
+            torch.testing.assert_close(goes_on(state), of_none)
+    torch.testing.assert_close(goes_on(acting), expected)
 
 
 @pytest.mark.parametrize("name", ["v1 published", "armt around gpt2", "armt around memory_mosaic", "rmt around gpt2"])
@@ -171,40 +180,24 @@ def test_rows_with_adapters_of_their_own_have_one_memory():
     refused("adapter_names must be one for each of 3 rows; got 2", adapted, input_ids=tokens(3, 9), adapter_names=names)
 
 
-@pytest.mark.parametrize("name", ["v1 published", "armt around gpt2"])
-@torch.no_grad()
-def test_a_state_is_of_the_model_whose_adapters_all_rest(name):
-    model, ids = CASES[name].build().eval(), tokens(1, 15)
-    before = model(input_ids=ids[:, :9], use_cache=True).past_key_values
-    expected = model(input_ids=ids).logits[:, 9:]
-    adapted = with_two_adapters(model)
-    acting = adapted(input_ids=ids[:, :9], use_cache=True).past_key_values
-    with adapted.disable_adapter():
-        for state in (before, adapted(input_ids=ids[:, :9], use_cache=True).past_key_values):
-            torch.testing.assert_close(adapted(input_ids=ids[:, 9:], past_key_values=state).logits, expected)
-        refused("another configuration or adapter", adapted, input_ids=ids[:, 9:], past_key_values=acting)
-    refused("another configuration or adapter", adapted, input_ids=ids[:, 9:], past_key_values=before)
-
-
 @pytest.mark.parametrize("kind", ["v1", "llama"])
 def test_a_memory_file_is_of_the_adapters_that_acted(kind, tmp_path):
-    adapted = with_two_adapters(make(kind))
-    model, path = adapted.get_base_model(), tmp_path / "memory"
-    Memory(model, byte_tokenizer()).read("A king lived here.").save(path)
-    assert Memory(model, byte_tokenizer()).load(path).names
-    adapted.set_adapter("other")
-    refused("of other weights. Read the text again", Memory(model, byte_tokenizer()).load, path)
+    """Or of none, as a state."""
+    model, without_any, acting = make(kind), tmp_path / "without any", tmp_path / "acting"
 
+    def memory():
+        return Memory(model, byte_tokenizer())
 
-@pytest.mark.parametrize("kind", ["v1", "llama"])
-def test_a_memory_file_goes_on_where_all_adapters_rest(kind, tmp_path):
-    model, path = make(kind), tmp_path / "memory"
-    Memory(model, byte_tokenizer()).read("A king lived here.").save(path)
-    expected = Memory(model, byte_tokenizer()).load(path).ask("Who?")
+    memory().read("A king lived here.").save(without_any)
+    expected = memory().load(without_any).ask("Who?")
     adapted = with_two_adapters(model)
+    memory().read("A king lived here.").save(acting)
+    assert memory().load(acting).names
+    refused("of other weights", memory().load, without_any)
     with adapted.disable_adapter():
-        assert Memory(model, byte_tokenizer()).load(path).ask("Who?").probability == expected.probability
-    refused("of other weights", Memory(model, byte_tokenizer()).load, path)
+        assert memory().load(without_any).ask("Who?").probability == expected.probability
+    adapted.set_adapter("other")
+    refused("of other weights. Read the text again", memory().load, acting)
 
 
 @pytest.mark.parametrize("kind", ["v1", "llama"])
