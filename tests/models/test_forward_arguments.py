@@ -6,9 +6,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import DynamicCache
 
-from tessera.base.errors import TesseraError
 from tessera.data.tokenizers import byte_tokenizer
-from tessera.models.lstm import LSTMConfig, LSTMForCausalLM, LSTMModel
+from tessera.models.lstm import LSTMModel
+from tests.models.contract import lstm
 from tests.models.three_models import MAKE, STACKS, make, tokens
 from tests.refusals import refused
 from tests.tolerances import close
@@ -71,7 +71,8 @@ def test_ids_that_are_no_text_are_refused(model):
 @pytest.mark.parametrize("name", STACKS)
 def test_arguments_of_stacks(name):
     model, ids = make(name), tokens()
-    past = model(ids, use_cache=True).past_key_values
+    past, mask = model(ids, use_cache=True).past_key_values, (torch.arange(48).view(2, 24) > 3).long()
+    padded = model(ids, mask[:, :12], use_cache=True).past_key_values
     again, gap = (torch.tensor([[0] * 4 + [number] * 3 + [0] * 5, [0] * 12]) for number in (1, -1))
     for keywords, message in [
         ({"document_ids": torch.zeros(2, 13, dtype=torch.long)}, r"document_ids must be \(2, 12\)"),
@@ -84,26 +85,48 @@ def test_arguments_of_stacks(name):
         ({"logits_to_keep": torch.ones(2, 2)}, "logits_to_keep must be a number or a 1-d tensor"),
     ]:
         refused(message, model, ids, **keywords)
+    beams = {"attention_mask": mask, "past_key_values": padded, "num_beams": 2, "max_new_tokens": 2}
+    refused("past_key_values must have 4 rows, as the text; got 2", model.generate, ids.repeat(1, 2), **beams)
     model(ids, past_key_values=past, cache_position=torch.arange(12, 24))
     close(model(ids, logits_to_keep=torch.tensor([1, 5])).logits, model(ids).logits[:, [1, 5]])
 
 
 def test_arguments_of_lstms():
-    model, ids = LSTMForCausalLM(LSTMConfig(vocab_size=270, hidden_size=16)).eval(), tokens()
+    model, ids = lstm(vocab_size=270).eval(), tokens()
     past, positions = model(ids, use_cache=True).past_key_values, torch.arange(12)[None]
+    left, right = torch.ones_like(ids), torch.ones_like(ids).tril(10)  # the last token of the first row is padding
+    left[:, 0] = 0
     for keywords, message in [
         ({"output_hidden_states": True}, "output_hidden_states must be left out"),
         ({"attention_mask": torch.ones(2, 5), "position_ids": positions}, r"attention_mask must be \(2, 12\)"),
+        ({"attention_mask": left}, "padding must follow the tokens"),
         ({"past_key_values": past, "attention_mask": torch.ones(2, 12)}, r"attention_mask must be \(2, 24\)"),
         ({"past_key_values": past, "position_ids": positions}, "position_ids must count on by 1"),
+        ({"past_key_values": [past]}, "past_key_values must be of this model; got list"),
+        ({"position_ids": positions % 6}, "LSTMForCausalLM: position_ids must"),
+        ({"position_ids": positions.repeat(3, 1)}, "LSTMForCausalLM: position_ids must"),
     ]:
         refused(message, model, ids, **keywords)
+    refused("the prompt must hold at least one token; got none", model, ids[:, :0])
+    refused(r"input_ids must lie in 0\.\.269 \(vocab_size 270\); got values from 270 to 270", model, 0 * ids + 270)
     for kind in (model, LSTMModel(model.config)):
         refused("inputs_embeds must be left out: an LSTM takes none", kind, inputs_embeds=torch.ones(2, 12, 16))
         refused("input_ids must be given; got None", kind)
     refused("inputs_embeds must be left out", model.generate, inputs_embeds=torch.ones(2, 12, 16), max_new_tokens=1)
-    masked = model(ids, past_key_values=past, attention_mask=torch.ones(2, 24))
-    close(masked.logits, model(ids, past_key_values=past).logits)
+    message = "padding must follow the tokens; .* Read texts of several"  # `generate` says its positions
+    refused(message, model.generate, ids, attention_mask=left, max_new_tokens=2, pad_token_id=0)
+    behind = model(ids, past_key_values=past).logits
+    close(model(ids, past_key_values=past, attention_mask=torch.ones(2, 24)).logits, behind)
+    padded = positions.masked_fill(right == 0, 1)  # as `generate` makes them
+    for mask, others in ((None, positions + 7), (right, padded)):
+        assert torch.equal(model(ids, attention_mask=mask, position_ids=others).logits, model(ids).logits)
+    ids = ids % 256
+    of_bytes, of_words = (model(ids, attention_mask=right, labels=labels).loss for labels in (ids.byte(), ids))
+    assert torch.equal(of_bytes, of_words)
+    with torch.autocast("cpu", torch.bfloat16):  # also on a processor without products in bfloat16
+        loss = model.train()(ids, labels=ids).loss
+    loss.backward()
+    torch.testing.assert_close(loss, model(ids, labels=ids).loss, rtol=1e-2, atol=0)
 
 
 def test_arguments_of_segmented_models():
@@ -168,33 +191,11 @@ def test_positions_that_start_again_separate_documents(name):
 def test_stop_strings_and_caches_of_other_models(model):
     tokenizer, ids = byte_tokenizer(), tokens(1, 4)
     options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
-    text = model.generate(ids, max_new_tokens=9, **options)[0, 4:]
-    printable = next(i for i, token in enumerate(text.tolist()) if token < 128)
-    stopped = model.generate(ids, max_new_tokens=9, stop_strings=[chr(text[printable])], tokenizer=tokenizer, **options)
-    assert stopped.shape[1] == 4 + printable + 1
-    refused("got DynamicCache", model.generate, ids, max_new_tokens=4, past_key_values=DynamicCache(), **options)
-
-
-@pytest.mark.parametrize("name", STACKS)
-def test_a_state_of_padded_rows_is_refused_for_others(name):
-    """As beams make of a state of several rows."""
-    model, ids = make(name), tokens(2, 12)
-    mask = torch.ones_like(ids)
-    mask[0, :2] = 0
-    state = model(ids[:, :8], attention_mask=mask[:, :8], use_cache=True).past_key_values
-    with pytest.raises(TesseraError, match="past_key_values must have 4 rows, as the text; got 2"):
-        model.generate(ids, attention_mask=mask, past_key_values=state, num_beams=2, max_new_tokens=2)
-
-
-@pytest.mark.parametrize("name", STACKS)
-def test_a_row_goes_on_behind_padding_on_its_right(name):
-    model, ids = make(name), tokens(2, 12)
-    mask = torch.ones_like(ids)
-    mask[1, 5:8] = 0
-    past = model(ids[:, :8], mask[:, :8], use_cache=True).past_key_values
-    expected = model(ids, mask).logits[:, 8:]
-    close(model(ids[:, 8:], mask, past_key_values=past).logits, expected)
-    close(model(ids[:, 8:], past_key_values=past).logits, expected)
+    options |= {"max_new_tokens": 9, "suppress_tokens": list(range(128, 270))}
+    text = model.generate(ids, **options)[0, 4:].tolist()
+    stopped = model.generate(ids, stop_strings=[chr(text[2])], tokenizer=tokenizer, **options)
+    assert stopped.shape[1] == 4 + text.index(text[2]) + 1
+    refused("got DynamicCache", model.generate, ids, past_key_values=DynamicCache(), **options)
 
 
 @pytest.mark.parametrize("name", [*STACKS, "armt"])

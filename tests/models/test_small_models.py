@@ -3,12 +3,10 @@
 import pytest
 import torch
 
-from tessera.base.errors import TesseraError
 from tessera.kernels import kernel_from_config, kernel_names
 from tessera.models import MODELS
-from tessera.models.lstm import LSTMConfig, LSTMForCausalLM
 from tessera.models.small_models import ModelSize, build_small_model
-from tests.refusals import refused, refused_in_a_line
+from tests.refusals import refused_in_a_line
 
 SIZES = {"vocab_size": 20, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_positions": 32}
 
@@ -80,14 +78,6 @@ def test_a_mistake_is_one_clear_line(name, changes, words):
     refused_in_a_line(words, build_small_model, name, **{**SIZES, **changes})
 
 
-def test_the_lstm_refuses_padding_before_tokens():
-    model, mask = build_small_model("lstm", **SIZES), torch.ones(2, 24)
-    mask[:, 0] = 0
-    refused("padding must follow the tokens", model, input_ids=tokens(), attention_mask=mask)
-    with pytest.raises(TesseraError, match="padding must follow the tokens; .* Read texts of several"):
-        model.generate(tokens(), attention_mask=mask.long(), max_new_tokens=2, pad_token_id=0)  # says its positions
-
-
 def test_published_details_of_models_are_options():
     mosaic = build_small_model("mosaic", **SIZES, dropout=0.05, initialization="fan_in").config
     assert (mosaic.weight_dropout, mosaic.contextual_weight_dropout, mosaic.residual_dropout) == (0.05, None, 0.05)
@@ -110,32 +100,3 @@ def test_the_twin_of_v2_is_llama_with_its_parameters_and_rates():
     count, other = (sum(parameter.numel() for parameter in model.parameters()) for model in (v2, llama))
     assert abs(count - other) <= 2 * 3 * 32  # one unit of the feed-forward width per layer
     assert build_small_model("llama", **SIZES).config.initializer_range == 0.02
-
-
-def test_an_lstm_trains_in_bfloat16_and_needs_a_token():
-    """Also on a processor without products in bfloat16."""
-    model, ids = LSTMForCausalLM(LSTMConfig(vocab_size=20, hidden_size=16)), torch.randint(20, (2, 7))
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = model(ids, labels=ids).loss
-    loss.backward()
-    torch.testing.assert_close(loss, model(ids, labels=ids).loss, rtol=1e-2, atol=0)
-    mask = torch.ones_like(ids).tril(5)  # the last token of the first row is padding
-    of_bytes, of_words = (model(ids, attention_mask=mask, labels=labels).loss for labels in (ids.byte(), ids))
-    assert torch.equal(of_bytes, of_words)
-    for wrong, message in (
-        ((ids[:, :0],), "the prompt must hold at least one token; got none"),
-        ((torch.full_like(ids, 20),), r"input_ids must lie in 0\.\.19 \(vocab_size 20\); got values from 20 to 20"),
-        ((ids, None, torch.ones(1, 7)), r"attention_mask must be \(2, 7\) of zeros and ones, .*; got \(1, 7\)"),
-    ):
-        refused(message, model, *wrong)
-
-
-def test_positions_of_an_lstm_count_on_or_are_refused():
-    model, ids = LSTMForCausalLM(LSTMConfig(vocab_size=20, hidden_size=8)).eval(), tokens()
-    positions, mask = torch.arange(24)[None], torch.ones_like(ids)
-    assert torch.equal(model(ids, position_ids=positions + 7).logits, model(ids).logits)
-    padded = positions.repeat(2, 1)
-    padded[0, 20:], mask[0, 20:] = 1, 0
-    assert torch.equal(model(ids, attention_mask=mask, position_ids=padded).logits, model(ids).logits)
-    for wrong in (positions % 12, positions.repeat(3, 1)):
-        refused("LSTMForCausalLM: position_ids must", model, ids, position_ids=wrong)
