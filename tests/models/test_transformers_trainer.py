@@ -146,16 +146,22 @@ def test_batches_in_parts_are_one_where_the_first_label_behind_padding_is_left_o
 
 @some("name", [name for name in CASES if name != "transformer"], by_default=["v1 published", "rmt around gpt2", "lstm"])
 def test_a_step_without_labels_has_loss_zero_and_no_gradients(name, tmp_path):
-    """Where all prompts of a step fill their rows: the Trainer counts no items and goes backward all the same."""
+    """Where all prompts of a step fill their rows: the Trainer counts no items and goes backward all the same.
+
+    So does a part of a step in which others have labels.
+    """
     model, ids = CASES[name].build().train(), torch.arange(12)[None] % 7 + 1
     batch = {"input_ids": ids, "labels": torch.full_like(ids, -100)}
     batch["labels"][:, 0] = 1  # is predicted by nothing
     run = Trainer(model=model, args=TrainingArguments(str(tmp_path), report_to="none", use_cpu=True))
     items = run._get_num_items_in_batch([batch], torch.device("cpu"))
-    loss = run.compute_loss(model, batch, num_items_in_batch=items)
-    loss.backward()
-    assert (loss, items) == (0, 0)
-    assert not any(weights.grad.any() for weights in model.parameters() if weights.grad is not None)
+    assert items == 0
+    for count in (items, torch.tensor(7)):
+        loss = run.compute_loss(model, batch, num_items_in_batch=count)
+        loss.backward()
+        assert loss == 0
+        assert model.get_output_embeddings().weight.grad is not None
+        assert not any(weights.grad.any() for weights in model.parameters() if weights.grad is not None)
 
 
 def test_a_step_in_parts_is_charged_for_its_gates_once_and_one_without_labels_for_none():

@@ -8,10 +8,10 @@ from torch import nn
 
 import tessera.armt as armt
 from tessera.models.classification import ARMTForSequenceClassification
-from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
 from tessera.models.recurrence import modeling, segment_loss
 from tessera.models.recurrence.segment_loss import plain_lm_head
 from tests.models.armt.bases import BASES, make, tokens
+from tests.models.contract import v2
 from tests.tolerances import close
 
 
@@ -45,8 +45,7 @@ def test_the_head_is_the_bases_own(family, monkeypatch):
 
 @pytest.mark.parametrize("logit_scale", [1.0, 0.5])
 def test_a_mosaic_of_v2_scales_its_logits(logit_scale, monkeypatch):
-    sizes = {"vocab_size": 60, "hidden_size": 16, "num_layers": 1, "num_heads": 2}
-    base = MemoryMosaicV2ForCausalLM(MemoryMosaicV2Config(**sizes, logit_scale=logit_scale))
+    base = v2(logit_scale=logit_scale)
     model, ids = armt.wrap(base, segment_size=8, num_memory_tokens=3, memory_dim=4).double(), tokens(2, 21)
     assert (plain_lm_head(base) is None) == (logit_scale != 1.0)
     loss = model(ids, labels=ids, skip_logits=True).loss
@@ -80,17 +79,6 @@ def test_the_fused_activation_is_the_same_function():
     assert names == ["GELUTanh", "GELUTanh"]
     with torch.no_grad():
         close(model(ids).logits, base(ids).logits)
-
-
-@pytest.mark.parametrize("kind", ["armt", "rmt", "prmt"])
-def test_a_batch_without_labels_that_count_adds_nothing_to_gradients(kind):
-    """A trainer goes backward through it as through any other: a prompt may fill a whole row."""
-    model, ids = make(kind).train(), tokens(2, 21)
-    loss = model(ids, labels=torch.full_like(ids, -100), num_items_in_batch=torch.tensor(7)).loss
-    loss.backward()
-    assert loss == 0
-    assert model.get_output_embeddings().weight.grad is not None
-    assert all(not parameter.grad.any() for parameter in model.parameters() if parameter.grad is not None)
 
 
 @pytest.fixture
