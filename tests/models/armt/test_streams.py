@@ -5,7 +5,6 @@ import weakref
 import pytest
 import torch
 
-from tessera.base.errors import TesseraError
 from tessera.models.armt.diagonal import read_diagonally, read_stream_diagonally
 from tessera.models.recurrence import read_stream, read_streams
 from tessera.models.recurrence.segment_runner import SegmentRunner
@@ -161,5 +160,4 @@ def test_what_cannot_be_read_diagonally_is_refused():
     model = make()
     for layer in model.base.transformer.h:
         layer.mlp.register_forward_hook(lambda module, inputs, output: output if output.sum() > 0 else -output)
-    with pytest.raises(TesseraError, match=r"torch\.vmap can batch them; got: .* Read with model"):
-        read_diagonally(model, tokens(1, 16))
+    refused(r"torch\.vmap can batch them; got: .* Read with model", read_diagonally, model, tokens(1, 16))
