@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from tessera.base.errors import TesseraError
 from tessera.inspection import recall_weights
 from tessera.memories.pair_memory import PairMemory
 from tessera.models.armt import ARMTForCausalLM
-from tessera.models.linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
+from tests.models.contract import linear
 from tests.models.three_models import MAKE, STACKS, make, tokens
 from tests.refusals import refused
 from tests.tolerances import close
@@ -84,16 +83,15 @@ def test_attentions_of_padded_rows_and_the_state_behind_them(name):
     more = model(ids[:, :2], longer, past_key_values=output.past_key_values).logits
     close(more[1], model(torch.cat([ids[1:, :5], ids[1:, :2]], 1)).logits[0, 5:])
     mask[1, 8] = 1
-    with pytest.raises(TesseraError, match="output_attentions must be False where padding lies between tokens"):
-        model(ids, mask, output_attentions=True)
+    message = "output_attentions must be False where padding lies between tokens"
+    refused(message, model, ids, mask, output_attentions=True)
 
 
 def test_attentions_are_refused_where_there_are_none():
-    linear = LinearAttentionForCausalLM(LinearAttentionConfig(vocab_size=270, hidden_size=16))
-    with pytest.raises(TesseraError, match="output_attentions must be False; got True. Its memories are matrices"):
-        linear(tokens(), output_attentions=True)
-    with pytest.raises(TesseraError, match="output_attentions must be False where GPT2LMHeadModel gives none"):
-        make("armt")(tokens(), output_attentions=True)
+    message = "output_attentions must be False; got True. Its memories are matrices"
+    refused(message, linear("gla", vocab_size=270), tokens(), output_attentions=True)
+    message = "output_attentions must be False where GPT2LMHeadModel gives none"
+    refused(message, make("armt"), tokens(), output_attentions=True)
 
 
 @pytest.mark.parametrize("name", STACKS)

@@ -5,25 +5,24 @@ from contextlib import nullcontext
 
 import torch
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, MambaConfig, StaticCache
+from transformers import StaticCache
 
 from tessera.armt import wrap_rmt
 from tessera.models.carried_state import read_on
 from tessera.models.forking import apart, fork
 from tessera.models.mamba import use_selective_scan
 from tests.covering import each_value
-from tests.models.armt.bases import BASES, make
+from tests.models.armt.bases import BASES, make, tiny
 from tests.models.contract import CASES, tokens
 from tests.refusals import refused_in_a_line
 
-MAMBA = MambaConfig(vocab_size=60, hidden_size=16, num_hidden_layers=2, state_size=4)
 BUILD = {
     "v1": CASES["v1 published"].build,
     "v2": CASES["v2 gaussian"].build,
     "linear attention": CASES["linear attention gla"].build,
     "lstm": CASES["lstm"].build,
     "transformer": BASES["gpt2"],
-    "mamba": lambda: use_selective_scan(AutoModelForCausalLM.from_config(MAMBA)),
+    "mamba": lambda: use_selective_scan(tiny("mamba")),
     "armt around gpt2": make,
     "rmt around v2": lambda: wrap_rmt(CASES["v2 gaussian"].build(), segment_size=8, num_memory_tokens=2),
     "prmt around gpt2": lambda: make("prmt"),

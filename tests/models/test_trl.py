@@ -4,11 +4,11 @@ import importlib
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM
+from transformers import AutoModelForCausalLM
 
-import tessera
 from tessera.data.tokenizers import byte_tokenizer
 from tests.covering import each_value, some
+from tests.models.armt.bases import WRAPS, tiny
 from tests.models.three_models import STACKS, make, tokens
 from tests.refusals import refused
 from tests.tolerances import close
@@ -65,9 +65,7 @@ def test_trainings_from_a_folder(name, kind, tmp_path):
 
 def test_a_second_copy_is_loaded_with_the_attention_of_the_first(tmp_path):
     """DPO and KTO ask for it by name; a Mamba has none but its own."""
-    sizes = {"vocab_size": 60, "hidden_size": 24, "num_hidden_layers": 2, "state_size": 4}
-    model = tessera.wrap(MambaForCausalLM(MambaConfig(**sizes)), segment_size=8, num_memory_tokens=2, memory_dim=4)
-    model.save_pretrained(tmp_path)
+    WRAPS["armt"](tiny("mamba"), segment_size=8, num_memory_tokens=2).save_pretrained(tmp_path)
     first = AutoModelForCausalLM.from_pretrained(tmp_path)
     asked = first.config._attn_implementation
     second = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=asked)

@@ -12,10 +12,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # peft's and trl's own
 peft = pytest.importorskip("peft")
 
 
-def fresh(kind="armt"):
+def fresh(kind="armt", **changes):
     """A wrapped Llama whose memory adds nothing yet, always the same."""
     torch.manual_seed(3)
-    return WRAPS[kind](BASES["llama"](), segment_size=8, num_memory_tokens=3)
+    return WRAPS[kind](BASES["llama"](**changes), segment_size=8, num_memory_tokens=3)
 
 
 def lora(model=None, **options):
@@ -76,18 +76,10 @@ def test_a_memory_frozen_where_it_adds_nothing_is_refused():
     assert peft.get_peft_model(taught, lora()).train()(input_ids=ids, labels=ids).loss.requires_grad
 
 
-def wide():
-    """As `fresh`, for bytes."""
-    torch.manual_seed(3)
-    base = BASES["llama"]()
-    base.resize_token_embeddings(300, mean_resizing=False)
-    return WRAPS["armt"](base, segment_size=8, num_memory_tokens=3)
-
-
 @each_value(kind=["SFT", "DPO"], with_adapter=[True, False])
 def test_trainings_of_trl(kind, with_adapter, tmp_path):
-    model = wide()
-    options = {"peft_config": lora(model)} if with_adapter else {"ref_model": wide()} if kind == "DPO" else {}
+    model, second = (fresh(vocab_size=300) for _ in range(2))  # for bytes
+    options = {"peft_config": lora(model)} if with_adapter else {"ref_model": second} if kind == "DPO" else {}
     trainer = trl_trainer(kind, model, tmp_path, {"learning_rate": 0.05}, **options)
     first, _ = losses(trainer)
     assert first == pytest.approx(0.693, abs=1e-3) if kind == "DPO" else 4 < first < 8
