@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from tessera.models.mamba import use_selective_scan
+from tests.models.armt.bases import tiny
 from tests.models.contract import CASES, tokens
 
 NAMES = ["v1 compact", "v2 gaussian", "linear attention gla", "armt around memory_mosaic"]
@@ -49,9 +51,10 @@ def gradients(model, scale, dtype=None):
     return {name: p.grad / scale for name, p in model.named_parameters() if p.grad is not None and p.dim() > 1}
 
 
-@pytest.mark.parametrize("name", SCALED)
+@pytest.mark.parametrize("name", [*SCALED, "mamba"])
 def test_gradients_of_a_scaled_loss(name):
-    model = CASES[name].build().float().train()
+    model = use_selective_scan(tiny("mamba")) if name == "mamba" else CASES[name].build()
+    model.float().train()
     expected, actual = gradients(model, 1.0), gradients(model, SCALE, torch.float16)
     for key, gradient in actual.items():
         assert gradient.isfinite().all(), key
