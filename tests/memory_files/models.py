@@ -1,34 +1,24 @@
 """A small model of every kind that has a state, on bytes."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import transformers as hf
 
 import tessera
-from tessera.models.linear_attention import LinearAttentionConfig, LinearAttentionForCausalLM
-from tessera.models.lstm import LSTMConfig, LSTMForCausalLM
 from tessera.models.mamba import use_selective_scan
+from tests.models import contract
+from tests.models.armt.bases import BASES, tiny
 
-SIZES = {"vocab_size": 258, "hidden_size": 24, "num_layers": 2, "num_heads": 3}
-V2 = {"intermediate_size": 40, "short_term_span": 6, "long_term_delay": 4}
-SPECIAL = {"bos_token_id": 256, "eos_token_id": 257}
+VOCABULARY = 258
+SPECIAL = {"bos_token_id": 256, "eos_token_id": 257, "pad_token_id": None}
+LLAMA = {"hidden_size": 24, "num_attention_heads": 3, "num_key_value_heads": 3, "max_position_embeddings": 2048}
 
-
-def _gpt2() -> hf.PreTrainedModel:
-    return hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=258, n_embd=24, n_layer=2, n_head=3, n_positions=300, **SPECIAL))
-
-
-def _llama() -> hf.PreTrainedModel:
-    sizes = {"vocab_size": 258, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
-    return hf.LlamaForCausalLM(hf.LlamaConfig(**sizes, intermediate_size=40, **SPECIAL))
-
-
-def _mamba() -> hf.PreTrainedModel:
-    config = hf.MambaConfig(
-        vocab_size=258, hidden_size=24, num_hidden_layers=2, state_size=4, pad_token_id=None, **SPECIAL
-    )
-    return use_selective_scan(hf.MambaForCausalLM(config))
+v1 = partial(contract.v1, vocab_size=VOCABULARY, pad_token_id=None)
+v2 = partial(contract.v2, vocab_size=VOCABULARY, pad_token_id=None)
+_gpt2 = partial(BASES["gpt2"], vocab_size=VOCABULARY, n_embd=24, n_head=3, n_positions=300, **SPECIAL)
+_llama = partial(BASES["llama"], vocab_size=VOCABULARY, intermediate_size=40, **LLAMA, **SPECIAL)
 
 
 def _segmented(wrap: Callable) -> hf.PreTrainedModel:
@@ -38,28 +28,17 @@ def _segmented(wrap: Callable) -> hf.PreTrainedModel:
     return model
 
 
-def v1(**changes: object) -> hf.PreTrainedModel:
-    config = tessera.MemoryMosaicConfig(**{**SIZES, "num_persistent_slots": 10, **changes})
-    return tessera.MemoryMosaicForCausalLM(config)
-
-
-def v2(**changes: object) -> hf.PreTrainedModel:
-    return tessera.MemoryMosaicV2ForCausalLM(tessera.MemoryMosaicV2Config(**{**SIZES, **V2, **changes}))
-
-
 MAKERS: dict[str, Callable[[], hf.PreTrainedModel]] = {
     "v1": v1,
     "v2": v2,
-    "linear attention": lambda: LinearAttentionForCausalLM(
-        LinearAttentionConfig(variant="gla", vocab_size=258, hidden_size=16)
-    ),
-    "lstm": lambda: LSTMForCausalLM(LSTMConfig(vocab_size=258, hidden_size=16)),
+    "linear attention": partial(contract.linear, "gla", vocab_size=VOCABULARY, pad_token_id=None),
+    "lstm": partial(contract.lstm, vocab_size=VOCABULARY),
     "armt": lambda: _segmented(tessera.wrap),
     "rmt": lambda: _segmented(tessera.wrap_rmt),
     "prmt": lambda: _segmented(tessera.wrap_prmt),
     "llama": _llama,
     "gpt2": _gpt2,
-    "mamba": _mamba,
+    "mamba": lambda: use_selective_scan(tiny("mamba", vocab_size=VOCABULARY, hidden_size=24, **SPECIAL)),
 }
 OF_PAIRS = ("v1", "v2")
 
