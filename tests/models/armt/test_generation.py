@@ -1,11 +1,11 @@
 """generate() across segment borders: what reading the grown text from the start would choose."""
 
 import torch
-from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
 
 from tests.covering import each_value, some
-from tests.models.armt.bases import GROUPED, KINDS, PAIRS, SOME, WRAPS, close, is_greedy, make, tiny, tokens
+from tests.models.armt.bases import KINDS, PAIRS, SOME, WRAPS, config_of, is_greedy, make, tiny, tokens
 from tests.refusals import refused
+from tests.tolerances import close
 
 
 @some(("kind", "family"), PAIRS, by_default=SOME)
@@ -97,7 +97,7 @@ def test_a_cache_can_be_continued_twice(family, steps):
 @torch.no_grad()
 def test_a_cache_of_a_sliding_window_can_be_continued_twice():
     """Also once its window is full, and behind drafts that were wrong."""
-    base = MistralForCausalLM(MistralConfig(**GROUPED, sliding_window=4))
+    base = tiny("mistral", sliding_window=4)
     model, ids = WRAPS["armt"](base, segment_size=16, num_memory_tokens=2).double().eval(), tokens(1, 7)
     caches = [model(ids, use_cache=True).past_key_values]
     for length in (1, 3):  # the second goes on from the first
@@ -115,9 +115,7 @@ def test_a_cache_of_a_sliding_window_can_be_continued_twice():
 @torch.no_grad()
 def test_a_cache_of_a_recurrent_base_is_continued_once():
     """Its layers of attention must not be cut back where the others cannot be."""
-    config = tiny("qwen3_next").config
-    config.layer_types = config.layer_types[::-1]
-    base = AutoModelForCausalLM.from_config(config)
+    base = tiny("qwen3_next", layer_types=config_of("qwen3_next").layer_types[::-1])
     model, ids = WRAPS["armt"](base, segment_size=16, num_memory_tokens=2).eval(), tokens(1, 5)
     cache = model(ids, use_cache=True).past_key_values
     model(ids, past_key_values=cache, use_cache=True)

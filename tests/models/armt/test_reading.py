@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, MistralConfig
 
 from tessera.models.recurrence import random_segments
 from tessera.models.recurrence.base_model import layer_list
 from tests.covering import each_value, some
-from tests.models.armt.bases import GROUPED, KINDS, PAIRS, SOME, WRAPS, make, same_memory, tiny, tokens
+from tests.models.armt.bases import KINDS, PAIRS, SOME, WRAPS, make, same_memory, tiny, tokens
 from tests.refusals import refused
 from tests.tolerances import REORDERED_FLOAT64, close
 
@@ -214,8 +213,7 @@ def test_positions_that_count_on_say_nothing_new():
 @torch.no_grad()
 def test_the_memory_of_a_shorter_row_is_that_of_the_row_alone(is_recurrent):
     """A window counts the padding before the memory tokens, and a recurrent state goes on through it."""
-    windowed = MistralConfig(**GROUPED, sliding_window=4)
-    base = tiny("qwen3_next") if is_recurrent else AutoModelForCausalLM.from_config(windowed)
+    base = tiny("qwen3_next") if is_recurrent else tiny("mistral", sliding_window=4)
     model = WRAPS["rmt"](base, segment_size=8, num_memory_tokens=2).eval()
     ids, mask = tokens(2, 11), torch.ones(2, 11, dtype=torch.long)
     mask[0, :4] = 0

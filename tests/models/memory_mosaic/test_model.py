@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import TextStreamer, pipeline
 
-from tessera import MemoryMosaicConfig, MemoryMosaicForCausalLM
 from tessera.data.tokenizers import byte_tokenizer
 from tests.models.contract import Case, tokens, v1
 
@@ -45,8 +44,7 @@ WIDE = {"vocab_size": 500, "hidden_size": WIDTH, "num_layers": LAYERS, "num_head
 def deviations(**changes):
     """Standard deviation of each matrix of a new model, by its name."""
     torch.manual_seed(3)
-    config = MemoryMosaicConfig(**{**WIDE, "initializer_range": RANGE, **changes})
-    parameters = MemoryMosaicForCausalLM(config).named_parameters()
+    parameters = v1(**WIDE, initializer_range=RANGE, **changes).named_parameters()
     return {name: tensor.std().item() for name, tensor in parameters if tensor.dim() >= 2}
 
 
@@ -82,8 +80,6 @@ def test_standard_deviations(changes, linear, combining, embedding, convolution)
 
 
 def test_dropout_of_contextual_weights_alone():
-    model = MemoryMosaicForCausalLM(MemoryMosaicConfig(**WIDE, weight_dropout=0.3, contextual_weight_dropout=0.1))
-    layer = model.model.layers[0]
-    assert (layer.contextual.weight_dropout, layer.persistent.weight_dropout) == (0.1, 0.3)
-    model = MemoryMosaicForCausalLM(MemoryMosaicConfig(**WIDE, weight_dropout=0.3))
-    assert model.model.layers[0].contextual.weight_dropout == 0.3
+    for changes, expected in (({"contextual_weight_dropout": 0.1}, 0.1), ({}, 0.3)):
+        layer = v1(weight_dropout=0.3, **changes).model.layers[0]
+        assert (layer.contextual.weight_dropout, layer.persistent.weight_dropout) == (expected, 0.3)
