@@ -35,17 +35,12 @@ def test_the_head_is_the_bases_own(family, monkeypatch):
     close(read[0].loss, at_once.loss)
     close(read[0].logits, at_once.logits[:, -15:])
     close(read[1].logits, at_once.logits[:1])
-    expected = trained(model, ids, labels)
-    close(step[0], expected[0])
-    for actual, other in zip(step[1], expected[1], strict=True):
-        assert (actual is None) == (other is None)
-        if actual is not None:
-            close(actual, other)
+    close(step, trained(model, ids, labels))
 
 
 @pytest.mark.parametrize("logit_scale", [1.0, 0.5])
 def test_a_mosaic_of_v2_scales_its_logits(logit_scale, monkeypatch):
-    base = v2(logit_scale=logit_scale)
+    base = v2(logit_scale=logit_scale, training_long_term_delay=(4, 4))  # nothing is drawn
     model, ids = armt.wrap(base, segment_size=8, num_memory_tokens=3, memory_dim=4).double(), tokens(2, 21)
     assert (plain_lm_head(base) is None) == (logit_scale != 1.0)
     loss = model(ids, labels=ids, skip_logits=True).loss
