@@ -5,7 +5,6 @@ import torch
 import transformers as hf
 
 import tessera
-from tessera.base.errors import TesseraError
 from tessera.recall.token_memory import TokenMemory
 from tests.models.armt.bases import BASES, GROUPED, ROTARY
 from tests.refusals import refused
@@ -50,8 +49,8 @@ def test_a_token_is_predicted_before_it_is_stored(monkeypatch):
 def test_a_memory_of_another_model_is_refused():
     model, other, ids = llama().eval(), llama().eval(), torch.arange(50).repeat(3)
     memory = tessera.attach(model, window=32).read(ids).memory
-    with pytest.raises(TesseraError, match="memory must be of this model; got one of other weights"):
-        tessera.attach(other, memory=memory).model(ids[None])
+    beside_another = tessera.attach(other, memory=memory).model
+    refused("memory must be of this model; got one of other weights", beside_another, ids[None])
     again = tessera.attach(model, memory=memory)
     with torch.no_grad():
         model(ids[None])

@@ -7,9 +7,9 @@ import torch
 import transformers as hf
 from torch.nn.functional import cross_entropy
 
-from tessera.base.errors import TesseraError
 from tests.covering import each_value, some
 from tests.models.contract import CASES, SEGMENT, tokens, without_dropout
+from tests.refusals import refused
 
 NAMES = ["v1 published", "v2 gaussian", "linear attention gla", "armt around gpt2", "rmt around gpt2"]
 NAMES += ["prmt around gpt2", "lstm"]
@@ -121,8 +121,8 @@ def test_logits_of_nothing_but_padding_are_refused(name):
     model, ids = CASES[name].build(), tokens(2, SEGMENT)
     mask = torch.ones_like(ids)
     mask[:, -2:] = 0
-    with pytest.raises(TesseraError, match="logits_to_keep must be more than the 2 positions of padding"):
-        model(ids, attention_mask=mask, logits_to_keep=1)
+    message = "logits_to_keep must be more than the 2 positions of padding"
+    refused(message, model, ids, attention_mask=mask, logits_to_keep=1)
 
 
 TRAINED = ["v1 published", "linear attention gla", "armt around memory_mosaic", "lstm"]

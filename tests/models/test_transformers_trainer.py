@@ -136,12 +136,7 @@ def test_batches_in_parts_are_one_where_the_first_label_behind_padding_is_left_o
         loss = sum(run.compute_loss(model, batch, num_items_in_batch=items) for batch in batches)
         return loss, torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
 
-    one, in_parts = loss_and_gradients([rows]), loss_and_gradients([rows[:2], rows[2:3], rows[3:]])
-    close(in_parts[0], one[0])
-    for gradient, expected in zip(in_parts[1], one[1], strict=True):
-        assert (gradient is None) == (expected is None)
-        if expected is not None:
-            close(gradient, expected)
+    close(loss_and_gradients([rows[:2], rows[2:3], rows[3:]]), loss_and_gradients([rows]))
 
 
 @some("name", [name for name in CASES if name != "transformer"], by_default=["v1 published", "rmt around gpt2", "lstm"])

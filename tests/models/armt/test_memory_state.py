@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from tessera.base.errors import TesseraError
 from tessera.memories import association
 from tests.covering import each_value
 from tests.models.armt.bases import KINDS, make, same_memory, tokens
@@ -51,8 +50,8 @@ def test_a_memory_that_is_shared_is_one_repeated_for_each(kind, steps):
     assert any(bool(grad.abs().max() > 0) for grad in grads[0])
     order = torch.tensor([5, 0, 0, 3])
     after = tokens(4, 9)
-    with pytest.raises(TesseraError, match=r"chosen rows must be among \[0, 1, 2, 3, 4, 5\]; got \[6\]"):
-        one.past_key_values.select_batch(torch.tensor([6]))
+    message = r"chosen rows must be among \[0, 1, 2, 3, 4, 5\]; got \[6\]"
+    refused(message, one.past_key_values.select_batch, torch.tensor([6]))
     ahead = [model(after, past_key_values=result.past_key_values.select_batch(order)) for result in (one, other)]
     close(ahead[0].logits, ahead[1].logits)
     same_memory(ahead[0].memory_state, ahead[1].memory_state)
@@ -66,8 +65,8 @@ def test_memories_of_other_models_are_refused():
     model, ids = make(), tokens(3, 9)
     refused("be ARMTState", model, ids, memory_state=make("rmt")(ids).memory_state)
     refused("same sizes", model, ids, memory_state=make(num_rolls=2)(ids).memory_state)
-    with pytest.raises(TesseraError, match="a number of rows that divides 3, the rows of input_ids; got 2"):
-        model(ids, memory_state=model(ids[:2]).memory_state)
+    message = "a number of rows that divides 3, the rows of input_ids; got 2"
+    refused(message, model, ids, memory_state=model(ids[:2]).memory_state)
 
 
 def test_memories_and_caches_of_a_model_like_this_are_refused(tmp_path):
@@ -89,6 +88,7 @@ def test_memories_and_caches_of_a_model_like_this_are_refused(tmp_path):
     refused("past_key_values must be of this model; got one of other weights", other, ids, past_key_values=cache)
     triweight = make(family="memory_mosaic").config
     triweight.base_config.kernel = "triweight"
-    with pytest.raises(TesseraError, match="got one of another configuration"):
-        type(model)(triweight).double().eval()(ids, memory_state=make(family="memory_mosaic")(ids).memory_state)
+    memory_of_gaussian = make(family="memory_mosaic")(ids).memory_state
+    other_kernel = type(model)(triweight).double().eval()
+    refused("got one of another configuration", other_kernel, ids, memory_state=memory_of_gaussian)
     assert other.train()(ids, labels=ids, memory_state=memory).loss.isfinite(), "weights change while one trains"

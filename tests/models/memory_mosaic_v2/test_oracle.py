@@ -32,8 +32,7 @@ def compare(model, ids, delays, documents=None, **oracle_arguments):
     is_used = oracle_arguments.get("long_term", True)
     used = [parameter for name, parameter in parameters.items() if is_used or "long_term" not in name]
     losses = (cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()) for logits in (actual, expected))
-    for ours, theirs in zip(*(torch.autograd.grad(loss, used) for loss in losses)):
-        torch.testing.assert_close(ours, theirs, **GRADIENTS)
+    torch.testing.assert_close(*(torch.autograd.grad(loss, used) for loss in losses), **GRADIENTS)
 
 
 @pytest.mark.parametrize("steps", [1 + 4, 17])

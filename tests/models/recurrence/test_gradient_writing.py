@@ -38,8 +38,7 @@ def test_every_step_goes_down_the_gradient_of_the_loss(kind):
     loss = told_again(written.model, start, TEXTS).sum()
     expected = [t - 0.5 * g for t, g in zip(tensors, torch.autograd.grad(loss, tensors))]
     memory = written.write(TEXTS)
-    for layer, tensor in zip(memory.layers, expected, strict=True):
-        torch.testing.assert_close(getattr(layer, name), tensor, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close([getattr(layer, name) for layer in memory.layers], expected, rtol=1e-10, atol=1e-12)
     with torch.no_grad():
         many = writer(kind, steps=20).write(TEXTS)
         assert (told_again(written.model, many, TEXTS) < told_again(written.model, start, TEXTS) - 0.05).all()
@@ -78,9 +77,9 @@ def test_rows_are_written_apart_and_without_gradients_the_same(kind):
     together = written.write(TEXTS)
     with torch.no_grad():
         alone = [written.write(text[None]) for text in TEXTS]
-    for name, tensor in type(together).stack(alone).tensors().items():
-        assert not tensor.requires_grad
-        torch.testing.assert_close(tensor, together.tensors()[name], rtol=1e-10, atol=1e-12)
+    stacked = type(together).stack(alone).tensors()
+    assert not any(tensor.requires_grad for tensor in stacked.values())
+    torch.testing.assert_close(stacked, together.tensors(), rtol=1e-10, atol=1e-12)
     assert all(parameter.grad is None for parameter in written.parameters())
 
 
@@ -94,8 +93,7 @@ def test_every_memory_of_the_model_is_written_into(kind):
         states = [empty, written.empty_memory(1), empty.repeat_batch(2), empty.to(torch.float32)]
         actual = [written.write(TEXTS, state).tensors() for state in states]
     for tensors, tolerance in zip(actual, (1e-10, 1e-10, 1e-10, 1e-5), strict=True):
-        for name, tensor in expected.items():
-            torch.testing.assert_close(tensors[name], tensor, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(tensors, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("kind", WRAPS)
@@ -108,8 +106,7 @@ def test_writes_in_inference_mode(kind):
         first = written.write(texts)
         second = written.write(texts, first)
         read = written.model(input_ids=texts, memory_state=second).logits
-    for name, tensor in first.tensors().items():
-        torch.testing.assert_close(tensor, expected[name], rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(first.tensors(), expected, rtol=1e-10, atol=1e-12)
     assert read.isfinite().all()
     assert second.tokens_read.tolist() == [10, 10]
 
