@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from tests.covering import each_value
 from tests.models.armt.bases import BASES, WRAPS, make, tokens
 from tests.models.test_trl import losses, trl_trainer
 from tests.refusals import refused
@@ -76,12 +75,11 @@ def test_a_memory_frozen_where_it_adds_nothing_is_refused():
     assert peft.get_peft_model(taught, lora()).train()(input_ids=ids, labels=ids).loss.requires_grad
 
 
-@each_value(kind=["SFT", "DPO"], with_adapter=[True, False])
-def test_trainings_of_trl(kind, with_adapter, tmp_path):
-    model, second = (fresh(vocab_size=300) for _ in range(2))  # for bytes
-    options = {"peft_config": lora(model)} if with_adapter else {"ref_model": second} if kind == "DPO" else {}
-    trainer = trl_trainer(kind, model, tmp_path, {"learning_rate": 0.05}, **options)
+@pytest.mark.parametrize("kind", ["SFT", "DPO"])
+def test_an_adapter_and_the_memory_are_trained_by_trl(kind, tmp_path):
+    model = fresh(vocab_size=300)  # for bytes
+    trainer = trl_trainer(kind, model, tmp_path, {"learning_rate": 0.05}, peft_config=lora(model))
     first, _ = losses(trainer)
     assert first == pytest.approx(0.693, abs=1e-3) if kind == "DPO" else 4 < first < 8
-    value = trainer.model.get_base_model().memories if with_adapter else trainer.model.memories
-    assert all(bool(memory.value.weight.any()) for memory in value.in_order()), "it began as 0"
+    memories = trainer.model.get_base_model().memories
+    assert all(bool(memory.value.weight.any()) for memory in memories.in_order()), "it began as 0"
