@@ -93,10 +93,8 @@ def test_published_details_of_models_are_options():
     assert narrow.memory_tokens[1].tokens.std().item() == pytest.approx(0.05, rel=0.1)
 
 
-def test_the_twin_of_v2_is_llama_with_its_parameters_and_rates():
+def test_the_twin_of_v2_is_llama_with_its_rates():
     v2, llama = (build_small_model(name, **SIZES, initialization="fan_in") for name in ("mosaic_v2", "llama"))
     assert llama.config.model_type == "llama"
     assert llama.config.initializer_range == v2.config.initializer_range == 32**-0.5
-    count, other = (sum(parameter.numel() for parameter in model.parameters()) for model in (v2, llama))
-    assert abs(count - other) <= 2 * 3 * 32  # one unit of the feed-forward width per layer
     assert build_small_model("llama", **SIZES).config.initializer_range == 0.02
