@@ -71,6 +71,12 @@ class Kernel(ABC):
         """The score at and below which no pair has weight, given the row's largest visible score; -inf: none."""
         return torch.full_like(largest, -torch.inf)
 
+    @property
+    def has_floor(self) -> bool:
+        """Whether there is a score at and below which no pair has weight, so that an index may leave pairs unread."""
+        floors = ((cls.score_floor, cls.subset_floor) for cls in (type(self), Kernel))
+        return next(floors) != next(floors)
+
     def subset_floor(self, scores: Rows, visible: Visible = None) -> PerRow:
         """A score at and below which no pair has weight, given the scores of some pairs of the row, (..., n) -> (...).
 

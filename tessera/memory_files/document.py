@@ -41,7 +41,7 @@ class Document:
     Attributes:
         size: bytes of the source, unpacked. tokens, widths: (T,) integers; token i and the bytes from where it begins
             to where the next does, so that together they are `size`. What the tokenizer begins texts with has none.
-        origin: a digest of the absolute path that it was read from; "" of a text, and in files of earlier releases.
+        origin: a digest of the absolute path that it was read from; "" of a text, and in files of earlier versions.
         precision: the number format of the products by which it was read, bf16 or fp32; None: as the surroundings said.
         state: what reading it left: alone in a memory of pairs, else behind the documents before it; None: not kept.
     """
@@ -60,7 +60,7 @@ class Document:
         return same_size and torch.equal(self.tokens, other.tokens) and torch.equal(self.widths, other.widths)
 
     def opening(self, tokenizer: PreTrainedTokenizerFast) -> int:
-        """How many tokens stand in front of its text: none in files of earlier releases."""
+        """How many tokens stand in front of its text: none in files of earlier versions."""
         begun = opening_tokens(tokenizer)
         is_begun = self.tokens[: len(begun)].tolist() == begun and not self.widths[: len(begun)].any()
         return len(begun) if is_begun else 0

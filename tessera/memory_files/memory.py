@@ -187,7 +187,7 @@ class Memory:
     def forget(self, name: str) -> Self:
         """Take out a document: the memory is then that of a model that never read it, bit for bit.
 
-        Raises `TesseraError`: no such document, or one whose tokens a file of an earlier release does not have.
+        Raises `TesseraError`: no such document, or one whose tokens a file of an earlier version does not have.
         """
         known = ", ".join(map(repr, self.names)) or "none"
         expect(name in self.names, "forget", "the document", f"be one of {known}", repr(name))
@@ -266,7 +266,7 @@ class Memory:
         return self
 
     def _load_state(self, path: str | Path, where: str, argument: str) -> None:
-        """A state without its tokens: what `MemoryState.save` and earlier releases write."""
+        """A state without its tokens: what `MemoryState.save` and earlier versions write."""
         advice = "It is a state without its tokens."
         expect(self.model is not None, where, argument, "come with its model", repr(str(path)), advice)
         state = self.model.empty_memory(1).load(path, self.model.device)
@@ -364,7 +364,7 @@ def made_by(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> dict[
     settings = model.config.to_dict()
     for name in ("transformers_version", "dtype", "_name_or_path"):  # another release may write them otherwise
         settings.pop(name, None)
-    if settings.get("inverse_bandwidth_scale") == 1:  # memories of earlier releases do not know it
+    if settings.get("inverse_bandwidth_scale") == 1:  # memories of earlier versions do not know it
         del settings["inverse_bandwidth_scale"]
     text = json.dumps(settings, sort_keys=True, default=str)
     weights = str(tensor_checksum(acting_weights(model)))
@@ -400,7 +400,7 @@ def require_place(
 
 
 def is_stored_memory(path: Path) -> bool:
-    """Whether `path` is a file of a memory, of this release or an earlier one."""
+    """Whether `path` is a file of a memory, of this version or an earlier one."""
     try:
         with safe_open(path, framework="pt") as file:
             return KIND in (file.metadata() or {}) and not is_trace(path)

@@ -19,6 +19,9 @@ def wrap(
 ) -> ARMTForCausalLM:
     """`model` with layerwise association matrices (ARMT). The layers of `model` are wrapped in place: use the result.
 
+    They stand inside of layers with memory then, so that `model.save_pretrained` no longer writes what
+    `from_pretrained` reads: save `model` before, or the result.
+
     The values' projections start at 0, so that the result starts as `model` itself, read segment by segment.
 
     Args:

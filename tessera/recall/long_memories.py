@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tessera.base.devices import device_type
 from tessera.base.shapes import Float, Int
-from tessera.kernels import Gaussian, Kernel, RowKernel
+from tessera.kernels import Kernel, RowKernel
 from tessera.ops.kernel_regression import Window, interception
 from tessera.recall.index import SMALL_BLOCK, PairIndex
 from tessera.recall.pair_store import PairStore
@@ -45,7 +45,7 @@ def recall_through_index(
     sources = (query, pairs.key_buffer, pairs.value_buffer, slope, intercept, of_rows)
     wants_gradients = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in sources)
     is_plain = device_type(query) == "cpu" and not torch.compiler.is_compiling() and not interception.is_active()
-    if wants_gradients or isinstance(kernel, Gaussian) or not is_plain or pairs.length < SHORTEST:
+    if wants_gradients or not kernel.has_floor or not is_plain or pairs.length < SHORTEST:
         return None
     cache = pairs.tip
     if cache.queries_to_scan > 0:

@@ -111,12 +111,13 @@ class TokenMemory:
         values = tokens.to(keys)[None, :, None]  # integers below 2^24 are exact
         ranks = torch.cat([self.ranks, self._first_ranks(len(tokens))])
         stored = replace(self, ranks=ranks, num_read=self.num_read + len(tokens))
-        if self.index is not None and len(self) + len(tokens) > LARGEST_SCAN:
+        count = len(self) + len(tokens)
+        excess = count - (self.budget or count)
+        if self.index is not None and count > LARGEST_SCAN and excess <= 0:
             index = self.index.append(keys, values)
-        else:  # nothing is filed that will be scanned
+        else:  # nothing is filed that will be scanned, or filed anew after the next tokens
             fresh = PairStore.of(keys[None], values[None])
             index = PairIndex(fresh if self.index is None else self.index.pairs.append(keys[None], values[None]))
-        excess = len(index) - (self.budget or len(index))
         if excess <= 0:
             return replace(stored, index=index)
         kept = ranks.argsort(stable=True)[excess:].sort()[0]
@@ -169,7 +170,7 @@ class TokenMemory:
         assert self.index is not None
         queries = normalize(hidden.float(), dim=-1)
         scale, intercept = self.kernel.affine(queries.new_tensor(self.mixture.slope if slope is None else slope))
-        if len(self) > LARGEST_SCAN and float(self.kernel.score_floor(scale.new_zeros(()))) > -torch.inf:
+        if len(self) > LARGEST_SCAN and self.kernel.has_floor:
             recall = self.index.recall(queries[None], kernel=self.kernel, slope=scale, intercept=intercept or 0.0)
             for query in range(len(queries)):
                 places, weights = recall.support.of(0, query)

@@ -134,7 +134,7 @@ class TrainingSection:
         0.0, "the learning rate to which a cosine leads down; the last step is one short of it"
     )
     warmup_steps: int = option(
-        100, "steps in which the learning rate rises from 0; where there are fewer, a tenth of them"
+        100, "steps in which the learning rate rises evenly to the largest; where there are fewer, a tenth of them"
     )
     betas: tuple[float, float] = option((0.9, 0.95), "how slowly AdamW forgets gradients, and their squares")
     weight_decay: float = option(0.1, "AdamW's weight decay; it acts on matrices alone, not on Mamba's A_log")
@@ -266,22 +266,24 @@ class Recipe:
 
     def problems(self) -> Problems:
         """(field, what is wrong) for every rule that concerns the recipe as a whole."""
+        problems: Problems = []
         is_name = self.name.strip() not in ("", ".", "..") and not set(self.name) & set("/\\\0\n")
         written = self.name.encode(errors="replace")  # half of a surrogate pair as a question mark
         if not is_name or len(written) > 200 or written.decode() != self.name:
-            return [("name", f"must be a name, not a path, of at most 200 bytes; got {self.name!r}.")]
+            problems.append(("name", f"must be a name, not a path, of at most 200 bytes; got {self.name!r}."))
         if not 0 <= self.seed < 2**32:
-            return [("seed", f"must lie in 0..2^32 - 1; got {shown(self.seed)}.")]
+            problems.append(("seed", f"must lie in 0..2^32 - 1; got {shown(self.seed)}."))
         if self.data.task is not None:
             if not self.training.curriculum:
-                return [("training.curriculum", "must name the stages of a task's training; got none.")]
+                problems.append(("training.curriculum", "must name the stages of a task's training; got none."))
             if self.tokenizer != TokenizerSpec():
-                return [("tokenizer", "must be left out with data.task, which has its own; got another.")]
+                problems.append(("tokenizer", "must be left out with data.task, which has its own; got another."))
             if self.training.shard:  # a process without a row of a batch would leave the others waiting for its shards
-                return [("training.shard", "must be false with data.task; got true.")]
+                problems.append(("training.shard", "must be false with data.task; got true."))
         if not isinstance(self.model.get("type"), str):
-            return [("model.type", f"must name a model type, such as memory_mosaic; got {self.model.get('type')!r}.")]
-        return []
+            got = repr(self.model.get("type"))
+            problems.append(("model.type", f"must name a model type, such as memory_mosaic; got {got}."))
+        return problems
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ def _prepare(model: PreTrainedModel, recipe: Recipe, processes: Processes) -> No
     if section.compile:
         model.compile()
     torch.manual_seed(recipe.seed)  # dropout and random delays draw from it
-    torch.empty((), dtype=torch.int64).random_()  # earlier releases drew a number here: models stay the same
+    torch.empty((), dtype=torch.int64).random_()  # as when the stored results were made: models stay the same
 
 
 def _extension(recipe: Recipe, run: Path, step: int) -> list[str]:

@@ -18,6 +18,7 @@ from tessera.kernels import (
     RectifiedPolynomial,
     entmax,
     kernel_from_config,
+    kernel_names,
 )
 from tessera.kernels.rows import RowKernel
 from tessera.testing.kernels import LAWS, check_kernel, example
@@ -326,3 +327,9 @@ def test_proposition_1_adaptive_bandwidth_regression_is_entmax(seed, order, beta
     responses = (1 - (keys - query).square().sum(-1) / h**2).clamp_min(0) ** order
     # u^r with u in [0, 1] multiplies the relative error of the threshold by r.
     torch.testing.assert_close(responses / responses.sum(), attention, rtol=0, atol=1e-11 * order)
+
+
+def test_which_kernels_give_weight_to_every_pair():
+    """That is what keeps an index from leaving pairs unread."""
+    everywhere = {name for name in kernel_names() if not kernel_from_config(name).has_floor}
+    assert {kernel_from_config(name).name for name in everywhere} == {"gaussian"}

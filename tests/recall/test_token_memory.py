@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tessera.kernels import kernel_from_config
-from tessera.recall import token_memory
+from tessera.recall import PairIndex, token_memory
 from tessera.recall.token_memory import MIXING_WEIGHTS, SLOPES, Mixture, TokenMemory
 
 
@@ -82,6 +82,18 @@ def test_budgets(states):
     keys = recalled.index.pairs.keys[0, 0]
     assert torch.equal(keys[:10], torch.nn.functional.normalize(hidden[:10], dim=-1))  # they were recalled
     assert len(recalled) == 120
+
+
+def test_a_full_memory_files_no_pairs_that_it_files_anew_after_the_next_tokens(states, monkeypatch):
+    hidden, tokens = states
+    monkeypatch.setattr(token_memory, "LARGEST_SCAN", 10)
+    filed, made = [], PairIndex.append
+    monkeypatch.setattr(PairIndex, "append", lambda index, *new: filed.append(len(index)) or made(index, *new))
+    memory = TokenMemory.empty("biweight", 100).remembered(hidden[:60], tokens[:60])
+    for first in (60, 80, 100, 120):
+        memory = memory.remembered(hidden[first : first + 20], tokens[first : first + 20])
+    assert filed == [60, 80]
+    assert torch.equal(memory.tokens, tokens[40:140])
 
 
 @pytest.mark.parametrize("eviction", ["oldest", "least_recalled", "random"])

@@ -278,3 +278,11 @@ def test_the_help_names_every_key_with_type_default_and_meaning():
     assert text.count("  model.base: a mapping or text; required\n") == 3  # ARMT, RMT, PRMT
     assert "base_config: " not in text.replace("        base_config: ", "")
     assert all(f" {positions} " in text for positions in ("absolute", "rope", "alibi"))
+
+
+def test_rules_of_the_whole_recipe_have_a_line_each(recipe):
+    given = {"name": "a/b", "seed": -1, "model": {"num_layers": 2}, "tokenizer": {"type": "gpt2"}}
+    given["data"] = {"task": {"name": "babilong"}}
+    lines = problems(recipe, given)
+    for key in ("name", "seed", "model.type", "training.curriculum", "tokenizer"):
+        assert sum(f": {key} must " in line for line in lines) == 1, key
