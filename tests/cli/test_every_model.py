@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from safetensors.torch import load_file
 
 from tessera.cli.main import main
 from tessera.models import MODELS as MODELS_BY_NAME
@@ -87,16 +86,6 @@ def test_train_info_eval_generate_inspect_memorize_ask(name, tessera, done, corp
     done("ask", run, "Who was", "--memory", memory, "--max-new-tokens", 4)
 
 
-def test_a_segmented_model_starts_from_the_weights_of_its_base(corpus, tmp_path):
-    base = run_of(tmp_path / "base", corpus, V1)
-    model = {"type": "armt", "memory_dim": 4, "base": str(base), **SEGMENTED}
-    wrapped = run_of(tmp_path / "wrapped", corpus, model, "training.learning_rate=1.0e-9", "training.steps=1")
-    old, new = load_file(base / "model.safetensors"), load_file(wrapped / "model.safetensors")
-    for key, tensor in old.items():
-        name = f"base.{key}".replace(".layers.0.", ".layers.0.layer.")
-        assert (new[name] - tensor).abs().max() < 1e-6, key
-
-
 @pytest.mark.parametrize(
     ("model", "message"),
     [
@@ -114,41 +103,20 @@ def test_impossible_bases_are_one_line(model, message, refused, corpus, tmp_path
     refused(message, "train", "tiny", section, f"data.source={corpus}", "--output", tmp_path / "run")
 
 
-@pytest.fixture(scope="module")
-def mosaic(tmp_path_factory, corpus):
-    """The folder of a finished run at context 16."""
-    model = {**V2, "short_term_span": 4, "long_term_delay": 2, "training_long_term_delay": [2, 5]}
-    data = ("data.validation_fraction=0.3", "data.begin_token=true", "data.document_ids=true")
-    return run_of(tmp_path_factory.mktemp("v2") / "run", corpus, model, *data)
-
-
-def test_info_reports_a_preset_as_published(done):
+def test_info_reports_a_preset_as_published_and_takes_no_overrides(done, refused):
     actual = json.loads(done("info", "mosaic-v2-large", "--json", "--context", "256")[0])
     assert sum(actual["parameters_by_part"].values()) == actual["parameters"]
     assert actual["as_published"] == published_counts(MODELS_BY_NAME["mosaic-v2-large"].config())
-
-
-def test_a_preset_takes_no_overrides(refused):
     refused("'model.num_layers=2' must be left out for a preset", "info", "mosaic-v2-large", "model.num_layers=2")
 
 
-def test_evaluation_without_long_term_memory(tessera, refused, mosaic, run_folder):
-    reports = [
-        json.loads(tessera("eval", mosaic, "--json", *extra)[1]) for extra in ((), ("--without-long-term-memory",))
-    ]
+def test_evaluation_without_long_term_memory(tessera, refused, corpus, run_folder, tmp_path):
+    model = {**V2, "short_term_span": 4, "long_term_delay": 2, "training_long_term_delay": [2, 5]}
+    run = run_of(tmp_path / "run", corpus, model)
+    reports = [json.loads(tessera("eval", run, "--json", *extra)[1]) for extra in ((), ("--without-long-term-memory",))]
     assert [report["long_term_memory"] for report in reports] == [True, False]
     # The first steps hold no long-term pair; later ones miss what is switched off.
     assert reports[0]["loss_by_position"][0] == reports[1]["loss_by_position"][0]
     assert reports[0]["loss"] != reports[1]["loss"]
     message = "must have long-term memories to switch off; this memory_mosaic has none"
     refused(message, "eval", run_folder, "--without-long-term-memory")
-
-
-def test_context_fine_tuning_starts_from_the_shorter_run(tessera, done, mosaic, tmp_path):
-    longer = ("data.context=128", f"training.initialize_from={mosaic}", "training.learning_rate=1e-9")
-    done("train", mosaic / "recipe.yaml", *longer, "--output", tmp_path / "long")
-    before = json.loads(tessera("eval", mosaic, "--json", "--context", 128, "--sequences", 2)[1])
-    after = json.loads(tessera("eval", tmp_path / "long", "--json", "--sequences", 2)[1])
-    assert after["context"] == 128
-    # At this learning rate nothing is learned: the weights are those of the shorter run.
-    assert after["loss"] == pytest.approx(before["loss"], rel=1e-5)
