@@ -53,27 +53,30 @@ def test_to_list_tasks_and_experiments_does_not_import_them(how, tmp_path):
     assert new_process.run(how, tmp_path, code).splitlines()[-1] == "set()"
 
 
+PLUGIN = """
+import os, sys
+print(os.environ.get("GOMP_SPINCOUNT"), "torch" in sys.modules)
+from huggingface_hub.utils import logging
+print(logging.get_verbosity() == logging.ERROR)
+"""
+
+
 @pytest.mark.parametrize(
     ("environment", "spins"), [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")]
 )
-def test_threads_give_their_core_away_unless_the_user_says_how_they_wait(environment, spins, tmp_path):
-    plugin = tmp_path / "plugin.py"
-    plugin.write_text("import os, sys\nprint(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)\n")
-    kept = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    command = [sys.executable, "-m", "tessera.cli.main", "train", "no-such-recipe", "--import", str(plugin)]
+def test_threads_give_their_core_away_unless_told_how_to_wait_and_tries_to_reach_the_hub_are_no_warnings(
+    environment, spins, tmp_path
+):
+    """Each try would be one, before the line that says that there is no such dataset."""
+    (tmp_path / "plugin.py").write_text(PLUGIN)
+    names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "HF_HUB_VERBOSITY")
+    kept = {name: value for name, value in os.environ.items() if name not in names}
+    command = [sys.executable, "-m", "tessera.cli.main", "train", "no-such-recipe"]
+    command += ["--import", str(tmp_path / "plugin.py")]
     done = subprocess.run(command, env=kept | environment, capture_output=True, text=True)
-    assert done.stdout == f"{spins} False\n"  # set before PyTorch is imported, which reads it then
+    assert done.stdout == f"{spins} False\nTrue\n"  # set before PyTorch is imported, which reads it then
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert done.stderr.startswith("recipe no-such-recipe: no such file."), done.stderr
-
-
-def test_tries_to_reach_the_hub_are_no_warnings(tmp_path):
-    """Each of them would be one, before the line that says that there is no such dataset."""
-    plugin = tmp_path / "plugin.py"
-    plugin.write_text("from huggingface_hub.utils import logging\nprint(logging.get_verbosity() == logging.ERROR)\n")
-    kept = {name: value for name, value in os.environ.items() if name != "HF_HUB_VERBOSITY"}
-    command = [sys.executable, "-m", "tessera.cli.main", "train", "no-such-recipe", "--import", str(plugin)]
-    assert subprocess.run(command, env=kept, capture_output=True, text=True).stdout == "True\n"
 
 
 def test_every_name_is_offered_by_one_module():
