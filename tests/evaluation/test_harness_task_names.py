@@ -2,8 +2,7 @@
 
 import pytest
 
-from tessera.cli.main import main
-from tests.refusals import refused, refused_in_a_line
+from tests import refusals
 
 pytest.importorskip("lm_eval")
 from tessera.evaluation import harness
@@ -12,7 +11,7 @@ from tessera.evaluation import harness
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
-def test_an_unknown_task_is_named_before_the_harness_reads_its_files(tmp_path, monkeypatch, capsys):
+def test_an_unknown_task_is_named_before_the_harness_reads_its_files(tmp_path, monkeypatch, refused):
     """Which takes it minutes; and before the model is loaded."""
     (tmp_path / "tasks.yaml").write_text("task: local_choice\n")
     manager = harness.TaskManager
@@ -23,10 +22,9 @@ def test_an_unknown_task_is_named_before_the_harness_reads_its_files(tmp_path, m
 
     monkeypatch.setattr(harness, "TaskManager", of_folder)
     for name, advice in (("local_choise", "Did you mean 'local_choice'?"), ("qqqqqqqq", "See lm_eval ls tasks.")):
-        assert main(["eval", "no folder", "--include-path", str(tmp_path), "--tasks", f"local_choice,{name}"]) == 2
-        assert capsys.readouterr().err.strip().endswith(f"got {name!r}. {advice}")
-    assert main(["eval", "no folder", "--tasks", ","]) == 2
-    assert "--tasks must name a task; got none" in capsys.readouterr().err
+        tasks = ("--include-path", tmp_path, "--tasks", f"local_choice,{name}")
+        refused(f"got {name!r}. {advice}\n", "eval", "no folder", *tasks)
+    refused("--tasks must name a task; got none", "eval", "no folder", "--tasks", ",")
 
 
 @pytest.mark.parametrize(
@@ -45,7 +43,7 @@ def test_names_are_found_however_they_are_written(tmp_path, monkeypatch, text):
     monkeypatch.setattr(harness.lm_eval.tasks, "__file__", str(tmp_path / "__init__.py"))
     (tmp_path / "included").write_text(f"dataset: other\n{text}\nmetric: last\n")
     harness.expect_tasks(["name", "na*"])
-    refused("got 'last'", harness.expect_tasks, ["last"])
+    refusals.refused("got 'last'", harness.expect_tasks, ["last"])
 
 
 @pytest.mark.parametrize(("name", "advice"), [("naem", "Did you mean 'name'?"), ("metrik", "See lm_eval ls tasks.")])
@@ -53,4 +51,4 @@ def test_only_names_of_tasks_are_advised(tmp_path, monkeypatch, name, advice):
     """For `metrik` that was `metric:`, a key in a list."""
     monkeypatch.setattr(harness.lm_eval.tasks, "__file__", str(tmp_path / "__init__.py"))
     (tmp_path / "task.yaml").write_text("task: name  # of it\nmetric_list:\n  - metric: acc\n")
-    refused_in_a_line(f"got {name!r}. {advice}", harness.expect_tasks, [name])
+    refusals.refused_in_a_line(f"got {name!r}. {advice}", harness.expect_tasks, [name])

@@ -21,7 +21,6 @@ from tessera.papers.babilong.vocabulary import decode
 from tessera.tasks.question_answering import QuestionBatch
 from tests.covering import each_value
 from tests.refusals import refused
-from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
 from tests.tasks.cases import suffixes
 
 pytestmark = pytest.mark.usefixtures("short_books")
