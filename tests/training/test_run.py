@@ -10,9 +10,10 @@ import yaml
 from tessera import MemoryMosaicForCausalLM
 from tessera.models.lazy_logits import LazyLogits
 from tessera.models.saving.loading import load_model, load_tokenizer, model_folder
+from tessera.recipes.model_section import build_model, model_config
 from tessera.recipes.recipe import read_recipe
 from tessera.training import training_data
-from tessera.training.initial_model import starting_model
+from tessera.training.initial_model import enable_checkpointing, starting_model
 from tessera.training.model_card import is_generated_card
 from tessera.training.optimizer import parameter_groups
 from tessera.training.run import train
@@ -28,6 +29,8 @@ V2 = (
     "data.document_ids=true",
 )
 DROPOUT = ("model.weight_dropout=0.1", "model.residual_dropout=0.1")
+FOUR_LAYERS = V2[0].replace("num_layers: 1", "num_layers: 4")
+AGAIN = "training.gradient_checkpointing=true"
 
 
 @pytest.fixture
@@ -162,10 +165,30 @@ def test_bfloat16_trains(go):
     assert go("training.precision=bf16", "training.steps=2").validation_loss < 6
 
 
-def test_gradient_checkpointing_changes_nothing(go, tmp_path):
-    go(*DROPOUT, folder="a")
-    go(*DROPOUT, "training.gradient_checkpointing=true", folder="b")
-    assert metrics(tmp_path / "a", "loss") == metrics(tmp_path / "b", "loss")
+@pytest.mark.parametrize(("model", "every"), [(DROPOUT, 1), ([FOUR_LAYERS], 3)], ids=["all layers", "every third"])
+def test_layers_that_are_computed_again_change_nothing(go, tmp_path, model, every):
+    model = (*model, "training.steps=2")
+    go(*model, folder="kept")
+    go(*model, AGAIN, f"training.checkpoint_layers_every={every}", folder="again")
+    same_weights(tmp_path / "kept", tmp_path / "again")
+
+
+def kept_for_backward(recipe):
+    """How many numbers."""
+    model = build_model(model_config(recipe.model, vocab_size=258), seed=0).train()
+    enable_checkpointing(model, recipe.training)
+    sizes = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
+        model(torch.zeros(2, 16, dtype=torch.long), labels=torch.zeros(2, 16, dtype=torch.long))
+    return sum(sizes)
+
+
+def test_every_second_layer_keeps_half_of_what_all_keep(recipe_file):
+    nothing, half, all_layers = (
+        kept_for_backward(read_recipe(recipe_file, [FOUR_LAYERS, *changes]))
+        for changes in ((), (AGAIN, "training.checkpoint_layers_every=2"), (AGAIN,))
+    )
+    assert half - all_layers == pytest.approx((nothing - all_layers) / 2, rel=0.01)
 
 
 def test_a_step_asks_for_no_logits(go, monkeypatch):
@@ -267,7 +290,7 @@ def test_an_extension_that_was_killed_has_no_result_and_the_weights_of_its_check
 
 def test_what_a_step_needs_of_memory_may_change_on_resume(go, stopped_after_four, tmp_path):
     """After a step that did not fit. Sums are rounded otherwise; layers computed again say the same."""
-    go("training.micro_batch_size=1", "training.gradient_checkpointing=true", resume=True)
+    go("training.micro_batch_size=1", AGAIN, resume=True)
     for first, second in zip(without_speed(tmp_path / "whole"), without_speed(tmp_path / "run"), strict=True):
         assert second == pytest.approx(first, rel=1e-4)
     assert yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())["training"]["micro_batch_size"] == 1
