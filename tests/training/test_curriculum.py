@@ -6,7 +6,6 @@ import pytest
 import torch
 import yaml
 
-from tessera.base.dataclass_io import from_json
 from tessera.data.windows import ValidationWindows
 from tessera.evaluation.loss import loss_by_position
 from tessera.recipes.recipe import read_recipe
@@ -14,20 +13,7 @@ from tessera.recipes.sections import Curriculum, Stage
 from tessera.training.fit import train_curriculum
 from tessera.training.optimizer import FitOptions
 from tessera.training.run_data import evaluation_text
-from tests.refusals import refused
 from tests.training.conftest import opened
-
-
-@pytest.mark.parametrize(
-    ("stage", "message"),
-    [
-        ({"length": 0, "steps": 3}, r"stages\[0\].length must be at least 1; got 0"),
-        ({"length": 2, "min_length": 3, "steps": 3}, r"min_length must be at most length \(2\); got 3"),
-        ({"length": 2, "steps": 3, "target": 0}, "target must be positive; got 0"),
-    ],
-)
-def test_other_stages_are_refused(stage, message):
-    refused(message, from_json, Curriculum, {"stages": [stage]}, "pairs")
 
 
 def test_lengths_are_a_function_of_the_step_and_fill_their_range():
@@ -61,23 +47,18 @@ class Growing(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.zeros(()))
 
 
-def trained(folder, stages, report=lambda share, note: None):
-    model, seen = Growing(), []
+def test_stages_end_at_their_target_and_start_from_the_last_best(tmp_path):
+    model, seen, shares = Growing(), [], []
+    stages = (Stage(2, 50, target=0.49, learning_rate=1.0), Stage(4, 4, learning_rate=0.5))
+    options = FitOptions(steps=1, learning_rate=1.0, warmup_ratio=0.0, decay="constant", evaluate_every=1)
 
     def loss_at(stage, number, step):
         seen.append((number, step))
         return -model.weight
 
-    options = FitOptions(steps=1, learning_rate=1.0, warmup_ratio=0.0, decay="constant", evaluate_every=1)
     score = lambda stage: min(1.0, model.weight.item() / stage.length)  # noqa: E731
-    records = train_curriculum(model, Curriculum(stages), options, folder, loss_at, score, report)
-    return model, records, seen
-
-
-def test_stages_end_at_their_target_and_start_from_the_last_best(tmp_path):
-    shares = []
-    stages = (Stage(2, 50, target=0.49, learning_rate=1.0), Stage(4, 4, learning_rate=0.5))
-    model, records, seen = trained(tmp_path, stages, lambda share, note: shares.append(share))
+    report = lambda share, note: shares.append(share)  # noqa: E731
+    records = train_curriculum(model, Curriculum(stages), options, tmp_path, loss_at, score, report)
     # One step takes the weight to 1: half of 2. Four shorter ones, which is all the second stage has, take it to 3.
     assert [record["steps_done"] for record in records] == [1, 4]
     assert [record["best"] for record in records] == pytest.approx([0.5, 0.75])
@@ -87,15 +68,6 @@ def test_stages_end_at_their_target_and_start_from_the_last_best(tmp_path):
     assert shares == sorted(shares)
     assert shares[-1] == pytest.approx(1.0)
     assert asdict(stages[0]).items() <= records[0].items()
-
-
-def test_finished_stages_are_not_done_again(tmp_path):
-    stages = (Stage(2, 50, target=0.49, learning_rate=1.0), Stage(4, 2, learning_rate=1.0))
-    model, first, _ = trained(tmp_path, stages)
-    again, second, seen = trained(tmp_path, stages)
-    assert seen == []
-    assert second == first
-    assert torch.equal(again.weight, model.weight)
 
 
 def test_documents_of_a_text_with_a_curriculum_are_told_apart(recipe_file, tmp_path):

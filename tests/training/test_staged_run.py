@@ -207,6 +207,9 @@ def test_a_curriculum_on_text_around_a_frozen_base(recipe_of, tmp_path, recipe_f
     [
         ("training.curriculum=[]", "training.curriculum must name the stages of a task's training"),
         ("training.curriculum=[{length: 1, steps: 0}]", r"training.curriculum\[0\].steps must be at least 1"),
+        ("training.curriculum=[{length: 0, steps: 3}]", r"training.curriculum\[0\].length must be at least 1; got 0"),
+        ("training.curriculum=[{length: 2, min_length: 3, steps: 3}]", r"min_length must be at most length \(2\)"),
+        (stage("target: 0"), "target must be positive; got 0"),
         ("training.steps=7", "training.steps must be left out beside a curriculum; got 7"),
         ("training.shard=true", "training.shard must be false with data.task; got true"),
         ("data.task.name=three_moons", "must be a task of questions; got 'three_moons'. Known: babilong"),
