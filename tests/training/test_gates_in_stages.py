@@ -8,7 +8,7 @@ import torch
 from tessera.base.checkpoints import FOLDER
 from tessera.base.errors import TesseraError
 from tessera.base.files import remove
-from tessera.training import fit, staged_data
+from tessera.training import staged_data
 from tessera.training.run import train
 from tessera.training.run_log import MetricsFile
 from tests.training.conftest import opened
@@ -91,14 +91,6 @@ def test_a_threshold_holds_from_its_stage_on_also_after_a_stop(recipe_of, tmp_pa
     train(recipe, run, resume=True, progress=False)
     assert thresholds == [([0.6], 2)]
     assert (run / "model.safetensors").read_bytes() == weights
-
-
-def test_a_threshold_holds_without_a_run_folder_too(recipe_of, tmp_path):
-    stages = "{length: 2, min_length: 2, steps: 1, model: {strength_threshold: 0.6}}"
-    recipe = recipe_of(QUESTIONS, f"training.curriculum=[{stages}]")
-    data, model, _ = opened(recipe, tmp_path)
-    fit.train_recipe_stages(model, recipe, data, tmp_path, lambda share, note: None)
-    assert [memory.gate.threshold for memory in model.memories] == [0.6]
 
 
 @pytest.mark.parametrize(
