@@ -17,8 +17,8 @@ from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCaus
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.models.transformer import transformer_config
+from tests import refusals
 from tests.covering import some
-from tests.refusals import refused, refused_in_a_line
 
 pytest.importorskip("lm_eval")
 # What the harness's own dependencies warn about while they are imported and while it hands out tasks.
@@ -242,15 +242,15 @@ def test_nothing_is_cut_off(folders):
     longest, beyond = HarnessRequest("a" * 398, "bc"), HarnessRequest("a" * 399, "bcd")
     assert len(transformer.loglikelihood([longest], disable_tqdm=True)) == 1
     too_long = "a request must have at most 400 tokens; got 401. Nothing is cut off"
-    refused(too_long, transformer.loglikelihood, [beyond], disable_tqdm=True)
+    refusals.refused(too_long, transformer.loglikelihood, [beyond], disable_tqdm=True)
     to_write = HarnessRequest("a" * 395, {"until": [], "max_gen_toks": 10})
-    refused("must have at most 400 tokens; got 405", transformer.generate_until, [to_write], disable_tqdm=True)
+    refusals.refused("must have at most 400 tokens; got 405", transformer.generate_until, [to_write], disable_tqdm=True)
     # A model without positions reads what the backend would cut at 2,048 tokens.
     long = HarnessRequest("the key is x. " + "a" * 2500, " x"), HarnessRequest("the key is y. " + "a" * 2500, " x")
     one, other = mosaic.loglikelihood(list(long), disable_tqdm=True)
     assert one[0] != other[0]
     rotary = ours(folders["rotary"])
-    refused(r"max_length=401 to read beyond it", rotary.loglikelihood, [beyond], disable_tqdm=True)
+    refusals.refused(r"max_length=401 to read beyond it", rotary.loglikelihood, [beyond], disable_tqdm=True)
     assert ours(folders["rotary"], max_length=401).loglikelihood([beyond], disable_tqdm=True)
 
 
@@ -278,47 +278,40 @@ def test_a_text_longer_than_the_positions_is_cut_into_windows_as_by_the_harness(
     ],
 )
 def test_mistakes_in_the_arguments_are_one_line(folders, options, message):
-    refused_in_a_line(message, ours, folders["transformer"], **options)
+    refusals.refused_in_a_line(message, ours, folders["transformer"], **options)
 
 
 def test_a_model_that_sees_what_it_predicts_is_refused(tmp_path):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     BertLMHeadModel(BertConfig(vocab_size=258, **sizes, max_position_embeddings=32)).save_pretrained(tmp_path)
     byte_tokenizer().save_pretrained(tmp_path)
-    refused("see no later token when it predicts one; got BertLMHeadModel", ours, tmp_path)
+    refusals.refused("see no later token when it predicts one; got BertLMHeadModel", ours, tmp_path)
 
 
-def test_eval_with_tasks(folders, tasks, capsys):
-    from tessera.cli.main import main
-
-    arguments = ["eval", str(folders["v2"]), "--include-path", str(tasks), "--batch-size", "4"]
-    assert main([*arguments, "--tasks", ",".join(TASKS[:2]), "--json", "--without-long-term-memory"]) == 0
-    report = json.loads(capsys.readouterr().out)
+def test_eval_with_tasks(folders, tasks, tessera, done, refused):
+    options = ("--include-path", tasks, "--batch-size", 4)
+    command = ("eval", folders["v2"], *options)
+    out, _ = done(*command, "--tasks", ",".join(TASKS[:2]), "--json", "--without-long-term-memory")
+    report = json.loads(out)
     assert report["long_term_memory"] is False
     assert report["n-samples"]["local_choice"]["effective"] == 7
     assert 0 <= report["results"]["local_choice"]["acc,none"] <= 1
     assert report["provenance"]["configuration"]["tasks"] == TASKS[:2]
-    assert main([*arguments, "--tasks", TASKS[0], "--limit", "2"]) == 0
-    out = capsys.readouterr().out
+    out, _ = done(*command, "--tasks", TASKS[0], "--limit", 2)
     assert re.search(r"metric +value +standard error +shots +filter\nlocal_choice +acc +[01]\.\d{4} ", out)
     stored = tasks / "answers.jsonl"
-    assert main([*arguments, "--tasks", ",".join(TASKS), "--output", str(stored)]) == 0
+    done(*command, "--tasks", ",".join(TASKS), "--output", stored)
     rows = [json.loads(line) for line in stored.read_text().splitlines()]
     stored.unlink()
     assert {row["task"]: len(row["answer"]) > 0 for row in rows} == dict.fromkeys(TASKS, True)
     choices = [row["acc"] for row in rows if row["task"] == "local_choice"]
-    capsys.readouterr()
-    assert main([*arguments, "--tasks", "local_choice", "--json"]) == 0
-    accuracy = json.loads(capsys.readouterr().out)["results"]["local_choice"]["acc,none"]
+    accuracy = json.loads(done(*command, "--tasks", "local_choice", "--json")[0])["results"]["local_choice"]["acc,none"]
     assert sum(choices) / len(choices) == pytest.approx(accuracy)
     assert all(row["prompt"].endswith("Answer:") for row in rows if row["task"] == "local_generation")
-    assert main([*arguments, "--task", "mqmtar"]) == 2
-    assert "--include-path must be left out without --tasks" in capsys.readouterr().err
+    refused("--include-path must be left out without --tasks", *command, "--task", "mqmtar")
     # The shots leave no room in 400 positions.
-    arguments[1] = str(folders["transformer"])
-    assert main([*arguments, "--tasks", TASKS[0], "--max-length", "60"]) == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "a request must have at most 60 tokens; got " in error
+    status, _, err = tessera("eval", folders["transformer"], *options, "--tasks", TASKS[0], "--max-length", 60)
+    assert (status, "a request must have at most 60 tokens; got " in err.splitlines()[-1]) == (2, True)
 
 
 def test_rows_hold_the_prompts_of_all_choices():
@@ -346,7 +339,7 @@ def test_arguments_of_the_harness_own_command_line(folders, monkeypatch):
     for device in ("cuda:7", "gpu"):
         arguments = f"pretrained={folders['v1']},device={device}"
         message = f"device must be one of this machine, such as cpu; got '{device}'"
-        refused(message, TesseraLM.create_from_arg_string, arguments, options)
+        refusals.refused(message, TesseraLM.create_from_arg_string, arguments, options)
 
 
 @pytest.mark.slow
