@@ -116,21 +116,13 @@ def test_a_tracker_that_cannot_start_is_one_line(go, monkeypatch):
 
 
 def test_weights_and_biases_hears_the_same(go, tmp_path, monkeypatch):
-    heard = {}
-
-    class Run:
-        def log(self, values, step):
-            heard.setdefault(step, {}).update(values)
-
-        def finish(self):
-            heard["finished"] = True
-
-    def init(name, config):
-        assert config["training"]["steps"] == 6
-        return Run()
-
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    heard, settings, ended = {}, [], []
+    fake = SimpleNamespace(
+        log=lambda values, step: heard.setdefault(step, {}).update(values), finish=lambda: ended.append(True)
+    )
+    pretended = SimpleNamespace(init=lambda name, config: settings.append(config) or fake)
+    monkeypatch.setitem(sys.modules, "wandb", pretended)
     go(reporter="wandb")
-    assert heard.pop("finished")
+    assert (len(ended), settings[0]["training"]["steps"]) == (1, 6)
     assert {step: values["train/loss"] for step, values in heard.items()} == records(tmp_path / "run", "loss")
     assert heard[6]["eval/loss"] == records(tmp_path / "run", "validation_loss")[6]
