@@ -43,14 +43,6 @@ def test_weights_times_values_are_the_answer(kernel):
     assert (first.bandwidth[:, 1:] > 0).all()
 
 
-def test_all_memories_in_their_order():
-    model = build(v1())
-    recalls = recall_weights(model, IDS)
-    kinds = [(layer, kind) for layer in (0, 1) for kind in ("contextual", "persistent")]
-    assert [(recall.site.layer, recall.site.kind) for recall in recalls] == kinds
-    assert recalls[1].weights.shape == (2, 1, 5)
-
-
 def test_short_and_long_term_memories_see_their_windows():
     short, long = recall_weights(build(v2(num_layers=1)), IDS, queries=[5, 15])
     assert (short.site.kind, long.site.kind) == ("short_term", "long_term")

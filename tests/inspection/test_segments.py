@@ -63,24 +63,14 @@ def test_without_an_association_memory_is_with_nothing_in_it():
         assert memory.loss_change[1:8].abs().max() < 1e-6  # nothing is read in the first segment
 
 
-def test_the_last_memory_predicts_what_the_model_does():
-    model = wrapped(tessera.wrap, memory_dim=4)
-    done = trace(model, IDS, removals="none", predictions=3)
-    assert [memory.kind for memory in done.memories] == ["association", "attention", "network"] * 2
-    output = model(IDS, labels=IDS)
-    assert torch.equal(done.memories[-1].after_tokens.long(), output.logits[0].topk(3).indices)
-    torch.testing.assert_close(done.losses[1:].mean(), output.loss.detach())
-
-
 def test_rmt_and_prmt():
     for make, layers in ((tessera.wrap_rmt, 1), (tessera.wrap_prmt, 2)):
         model = wrapped(make)
-        done = trace(model, IDS)
-        torch.testing.assert_close(done.losses[1:].mean(), model(IDS, labels=IDS).loss.detach())
-        assert done.segments.norm.shape == (4, layers)
-        assert (done.segments.written > 0).all()
-        assert done.segments.gamma.isnan().all()
-        assert done.segments.reads is None
+        segments = trace(model, IDS).segments
+        assert segments.norm.shape == (4, layers)
+        assert (segments.written > 0).all()
+        assert segments.gamma.isnan().all()
+        assert segments.reads is None
 
 
 @each_value(kind=["wrap", "wrap_rmt", "wrap_prmt"], alignment=["left", "right", "center"])

@@ -21,12 +21,22 @@ IDS = models.IDS[:, :20]
 CONFIGS = {"v1": v1(kernel="triweight"), "v2": v2(num_layers=1), "gpt2": gpt2()}
 
 
+SEGMENTED = {"armt": tessera.wrap, "rmt": tessera.wrap_rmt, "prmt": tessera.wrap_prmt}
+
+
 def build(name):
+    if name in SEGMENTED:
+        return models.with_memories(SEGMENTED[name](build("gpt2"), segment_size=8, num_memory_tokens=2))
     return models.build(CONFIGS[name], 0.3)
 
 
 @pytest.fixture(params=CONFIGS)
 def model(request):
+    return build(request.param)
+
+
+@pytest.fixture(params=[*CONFIGS, *SEGMENTED])
+def any_model(request):
     return build(request.param)
 
 
@@ -77,16 +87,11 @@ def test_at_most_so_many_pairs_are_listed_of_a_kernel_that_weights_all_but_the_w
     torch.testing.assert_close(few["v1"].share[1:], torch.ones(19, 2))
 
 
-def test_losses_are_the_models(model):
-    done = trace(model, IDS, removals="none")
-    torch.testing.assert_close(done.losses[1:].mean(), model(IDS, labels=IDS).loss.detach())
+def test_losses_and_what_the_stream_after_the_last_memory_predicts_are_the_models(any_model):
+    done, output = trace(any_model, IDS, removals="none", predictions=3), any_model(IDS, labels=IDS)
+    torch.testing.assert_close(done.losses[1:].mean(), output.loss.detach())
     assert done.losses[0].isnan()
-
-
-def test_the_stream_after_the_last_memory_predicts_what_the_model_does(model):
-    done = trace(model, IDS, removals="none", predictions=3)
-    expected = model(IDS).logits[0].topk(3).indices
-    assert torch.equal(done.memories[-1].after_tokens.long(), expected)
+    assert torch.equal(done.memories[-1].after_tokens.long(), output.logits[0].topk(3).indices)
 
 
 @pytest.mark.parametrize("name", ["v1", "v2"])
@@ -164,8 +169,10 @@ def test_a_head_without_any_of_its_pairs_answers_nothing():
     torch.testing.assert_close(one[2], other[2])
 
 
-def test_files(model, tmp_path):
-    done = trace(model, IDS, queries=[3, 19])
+def test_files(any_model, tmp_path):
+    memory = getattr(any_model(IDS), "memory_state", None)
+    done = trace(any_model, IDS, queries=[3, 19], memory=memory)
+    assert (done.segments is None) == (done.stored is None) == (memory is None)
     done.save(tmp_path / "t.safetensors")
     again = Trace.load(tmp_path / "t.safetensors")
     assert_same(done, again)
@@ -204,16 +211,6 @@ def test_numpy_reads_the_file(tmp_path):
     arrays = load_file(tmp_path / "t.safetensors")
     assert (arrays["memories.0.weights"] == done.memories[0].weights.numpy()).all()
     assert (arrays["memories.2.pair_loss_change"][:, 1:] == done.memories[2].pair_loss_change[:, 1:].numpy()).all()
-
-
-@pytest.mark.parametrize("make", ["wrap", "wrap_rmt"])
-def test_files_of_segmented_models(make, tmp_path):
-    model = getattr(tessera, make)(build("gpt2"), segment_size=8, num_memory_tokens=2).eval()
-    done = trace(model, IDS, memory=model(IDS).memory_state)
-    done.save(tmp_path / "t.safetensors")
-    assert done.segments is not None
-    assert done.stored is not None
-    assert_same(done, Trace.load(tmp_path / "t.safetensors"))
 
 
 def test_what_a_stored_memory_holds():
