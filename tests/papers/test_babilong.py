@@ -159,9 +159,9 @@ def write_only(model, monkeypatch, is_allowed):
 @pytest.mark.parametrize(
     ("is_allowed", "alone"),
     [(lambda call, state: state.empty.all(), 1.0), (lambda call, state: call == 1, 0.0)],
-    ids=["into an empty memory alone", "once"],
+    ids=["where the memory is empty", "once"],
 )
-def test_what_is_written_once_in_a_text_is_another_thing_read_alone(model_and_task, monkeypatch, is_allowed, alone):
+def test_segments_read_alone_find_an_empty_memory(model_and_task, monkeypatch, is_allowed, alone):
     model, task = model_and_task
     write_only(model, monkeypatch, is_allowed)
     written = module.written_noise(model, task, 0, texts=2, segments=4)
