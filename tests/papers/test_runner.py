@@ -92,7 +92,6 @@ def test_a_failure_keeps_what_is_done(go, toy, tmp_path):
     ("selection", "message"),
     [
         ({"budget": "large"}, "reproduce: --budget must be one of smoke, cpu; got large."),
-        ({"budget": "full"}, "--budget must be one of smoke, cpu; got full. The published settings stand beside ours"),
         ({"models": ("stepe",)}, "unknown model 'stepe'. Did you mean 'steep'?"),
         ({"kernels": ("gaussian",)}, "--kernels must be left out: there is no such choice; got gaussian."),
         ({"data": ("a=b",)}, "--data must be left out: it makes its own examples"),
