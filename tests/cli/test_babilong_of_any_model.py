@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks import babilong_lora
+from tessera.data.tokenizers import byte_tokenizer, train_bpe
 from tessera.generation.sampling import Sampling
 from tessera.memory_files.answering import answer
 from tessera.models.saving.loading import load_model, load_tokenizer
@@ -28,23 +28,13 @@ from tests.tasks.cases import case_of
 END = "<|endoftext|>"
 
 
-def subwords(folder, texts, size):
-    """A byte-level BPE as GPT-2's, in a folder as models have them."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(texts, trainer)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END).save_pretrained(folder)
-    return str(folder)
-
-
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory):
     """A tokenizer that has most words of the stories; of "garden" two parts."""
     texts = [f" {text.replace('garden', 'gar den')}" for text in facts_of("qa3") + examples_of("qa3")]
-    return subwords(tmp_path_factory.mktemp("tokens"), [*texts, *(100 * ["\nQuestion:\nAnswer:"])], 600)
+    folder = tmp_path_factory.mktemp("tokens")
+    train_bpe([*texts, *(100 * ["\nQuestion:\nAnswer:"])], 600).save_pretrained(folder)
+    return str(folder)
 
 
 @pytest.fixture
@@ -81,11 +71,11 @@ def test_every_token_of_an_answer_counts(task):
 
 
 def test_tokens_that_cannot_be_asked_in(tmp_path):
-    tokenizer = subwords(tmp_path / "bytes", [], 257)
-    refusals.refused(
-        "tokenizer must take at most 20 tokens for a question and its answer; got", BABILong, tokenizer=tokenizer
-    )
-    PreTrainedTokenizerFast(tokenizer_file=f"{tokenizer}/tokenizer.json").save_pretrained(tmp_path / "endless")
+    byte_tokenizer().save_pretrained(tmp_path / "bytes")
+    too_many = "tokenizer must take at most 20 tokens for a question and its answer; got"
+    refusals.refused(too_many, BABILong, tokenizer=str(tmp_path / "bytes"))
+    endless = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "bytes" / "tokenizer.json"))
+    endless.save_pretrained(tmp_path / "endless")
     refusals.refused("must have an eos_token", BABILong, tokenizer=str(tmp_path / "endless"))
 
 
@@ -102,7 +92,8 @@ def test_shots_are_stories_of_the_task_with_their_answers():
 def transformer(kind, folder, tokenizer):
     """A random model of transformers with its tokenizer, as a trained one lies in a folder."""
     torch.manual_seed(0)
-    size = {"vocab_size": len(tokenizer), "eos_token_id": 0, "bos_token_id": 0}
+    end = tokenizer.eos_token_id
+    size = {"vocab_size": len(tokenizer), "eos_token_id": end, "bos_token_id": end}
     if kind == "gpt2":
         model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=512, **size))
     else:
