@@ -5,6 +5,7 @@ import math
 import shutil
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel
@@ -15,6 +16,7 @@ from tessera.data.sources import text_source
 from tessera.data.store import open_or_build
 from tessera.data.tokenizers import train_bpe
 from tessera.data.windows import Split, ValidationWindows
+from tessera.evaluation.display import moving_average
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.models.transformer import transformer_config
 from tessera.papers.babilong.stories import examples_of, facts_of
@@ -131,11 +133,8 @@ def test_several_models_in_one_table_and_one_figure(done, run_folder, transforme
     assert list(curves) == ["tiny", "gpt"]
     reports = json.loads(done("eval", run_folder, transformer, *options[:-2], "--json")[0])
     for report, curve in zip(reports, curves.values()):
-        averages, total, weight = [], 0.0, 0.0
-        for loss in report["loss_by_position"]:
-            total, weight = 0.9 * total + loss, 0.9 * weight + 1
-            averages.append(total / weight)
-        assert curve.tolist() == pytest.approx(averages)
+        averages = moving_average(np.array(report["loss_by_position"]), 0.9)
+        assert curve.tolist() == pytest.approx(averages.tolist())
 
 
 def test_a_context_beyond_the_positions_says_what_works(done, refused, transformer, corpus):
@@ -200,6 +199,8 @@ def test_models_are_scored_on_tasks(tessera, done, refused, tmp_path):
     reports = json.loads(tessera("eval", tmp_path / "a", tmp_path / "b", *options, "--json")[1])
     assert [report["scores"]["4"]["exact_match"]["count"] for report in reports] == [8, 8]
     assert reports[0]["model"] == str(tmp_path / "a")
+    settings = reports[0]["provenance"]["configuration"]["task"]
+    assert settings == {"rule": "rewrite", "key_size": 1, "num_symbols": 16}
     stored = tmp_path / "rows.jsonl"
     assert tessera("eval", tmp_path / "a", *options, "--output", stored)[0] == 0
     rows = [json.loads(line) for line in stored.read_text().splitlines()]

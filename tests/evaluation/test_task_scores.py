@@ -9,11 +9,10 @@ from torch.nn.functional import one_hot
 
 from tessera import MemoryMosaicConfig
 from tessera.data.tokenizers import train_bpe
-from tessera.evaluation.task_scores import make_task, score_task, task_report
+from tessera.evaluation.task_scores import make_task, score_task
 from tessera.papers.babilong.stories import examples_of, facts_of
 from tessera.tasks.task import TASKS, TokenExamples
 from tests.refusals import refused, refused_in_a_line
-from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
 from tests.tasks.cases import VARIANTS, case_of
 
 pytestmark = pytest.mark.usefixtures("short_books")
@@ -130,17 +129,3 @@ def test_what_cannot_be_scored_is_said():
     refused("--task must be about tokens", score_task, Oracle(task), TASKS["three_moons"]())
     model = predicting(lambda tokens: torch.full((*tokens.shape, 19), torch.nan), task.vocab_size)
     refused("the model's logits must be numbers; got NaN", score_task, model, task, examples=1)
-
-
-def test_a_report_has_a_row_per_length(monkeypatch):
-    task = make_task("associative_retrieval", [])
-    monkeypatch.setattr(
-        "tessera.evaluation.task_scores._logits",
-        lambda model, tokens, precision: case_of(task).guess(TokenExamples(tokens, tokens), 0),
-    )
-    options = {"examples": 2, "batch_size": 2, "seed": 0, "precision": "fp32"}
-    report = task_report(Oracle(task), "associative_retrieval", task, [3, 5], **options)
-    assert list(report["scores"]) == ["3", "5"]
-    assert report["length_setting"] == "num_pairs"
-    assert report["provenance"]["configuration"]["task"] == {"rule": "rewrite", "key_size": 1, "num_symbols": 16}
-    assert list(task_report(Oracle(task), "associative_retrieval", task, None, **options)["scores"]) == ["10"]
