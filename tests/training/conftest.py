@@ -8,6 +8,7 @@ from tessera.training import staged_data
 from tessera.training.initial_model import starting_model
 from tessera.training.run import train
 from tessera.training.training_data import TextData
+from tests.cli.conftest import corpus, run_folder  # noqa: F401 (fixtures)
 from tests.short_books import beginnings, short_books  # noqa: F401 (fixtures)
 
 TINY = {

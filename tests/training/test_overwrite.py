@@ -43,7 +43,6 @@ SIZES = "hidden_size: 16, num_heads: 2, num_layers: 1"
         ("data.validation_split=test", "data: validation_split must be left out for"),
         ("model.vocab_size=200", "model.vocab_size must be at least the tokenizer's"),
         ("model={type: gpt2, n_embd: 16, n_head: 2, n_layer: 1, n_positions: 8}", "at least data.context (16); got 8"),
-        ("training.trainer={tf32: true}", "training.trainer is not a known key"),
         ("training.initialize_from=nowhere", "nowhere: no such folder"),
         ("training.initialize_from=RUN", "training.initialize_from must lie outside the run"),
         ("tokenizer={type: pretrained, path: RUN}", "tokenizer.path must lie outside the run"),
@@ -52,8 +51,8 @@ SIZES = "hidden_size: 16, num_heads: 2, num_layers: 1"
         ("model={type: lstm, hidden_size: 16} training.gradient_checkpointing=true", "be false for model type lstm"),
     ],
 )
-def test_a_refused_command_names_the_culprit_and_deletes_nothing(go, tmp_path, overrides, message):
-    go()
+def test_a_refused_command_names_the_culprit_and_deletes_nothing(go, run_folder, tmp_path, overrides, message):
+    shutil.copytree(run_folder, tmp_path / "run")
     before = contents(tmp_path / "run")
     words = re.split(r" (?=data\.|training\.)", overrides.replace("RUN", str(tmp_path / "run")))
     refused_in_a_line(message, go, *words, overwrite=True)

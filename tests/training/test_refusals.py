@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from functools import partial
 
 import pytest
@@ -75,14 +76,18 @@ def test_who_comes_second_is_told_who_holds_the_run(go, change_losses):
 
 
 @pytest.fixture
-def model(go, tmp_path):
-    go()
-    return tmp_path / "run"
+def model(run_folder, tmp_path):
+    return shutil.copytree(run_folder, tmp_path / "run")
 
 
-def test_a_missing_model_is_named(tmp_path):
+def test_a_folder_without_weights_says_what_it_holds(tmp_path):
     refused("nowhere: no such folder", load_model, tmp_path / "nowhere")
     refused(r"must hold model\.safetensors or a complete checkpoint", load_model, tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "training_args.bin").write_bytes(b"\x80\x04.")  # which transformers' Trainer writes beside it
+    refused("got neither. An adapter of PEFT is put into its model by merge_and_unload", load_model, tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    refused("Pickled weights are not read", load_model, tmp_path)
 
 
 def test_truncated_weights_are_refused(model):
@@ -93,7 +98,7 @@ def test_truncated_weights_are_refused(model):
 
 def test_weights_of_another_model_are_refused(model):
     config = json.loads((model / "config.json").read_text())
-    for change in ({"num_layers": 2}, {"hidden_size": 32}):
+    for change in ({"num_layers": 9}, {"hidden_size": 32}):
         (model / "config.json").write_text(json.dumps({**config, **change}))
         refused(r"weights must fit the configuration|cannot be loaded", load_model, model)
 
@@ -111,17 +116,6 @@ UNREADABLE = r"run: generation_config\.json cannot be loaded \(.+\)"
 def test_a_damaged_configuration_is_refused(model, name, content, message):
     (model / name).write_text(content)
     refused(message, load_model, model)
-
-
-def test_pickled_weights_are_not_read(tmp_path):
-    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
-    refused("Pickled weights are not read", load_model, tmp_path)
-
-
-def test_an_adapter_alone_is_named(tmp_path):
-    (tmp_path / "adapter_config.json").write_text("{}")
-    (tmp_path / "training_args.bin").write_bytes(b"\x80\x04.")  # which transformers' Trainer writes beside it
-    refused("got neither. An adapter of PEFT is put into its model by merge_and_unload", load_model, tmp_path)
 
 
 def test_a_model_without_tokenizer_is_named(model):
