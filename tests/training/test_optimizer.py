@@ -39,15 +39,11 @@ class Model(nn.Module):
         self.frozen = nn.Parameter(torch.zeros(2, 2), requires_grad=False)
 
 
-def groups_by_name(section):
-    model = Model()
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = parameter_groups(model, section)
-    return {names[id(p)]: (group["weight_decay"], group["lr"]) for group in groups for p in group["params"]}
-
-
 def test_only_matrices_decay():
-    actual = groups_by_name(TrainingSection(weight_decay=0.3, learning_rate=0.5))
+    model = Model()
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups = parameter_groups(model, TrainingSection(weight_decay=0.3, learning_rate=0.5))
+    actual = {names[p]: (group["weight_decay"], group["lr"]) for group in groups for p in group["params"]}
     decayed = {name for name, (decay, _) in actual.items() if decay == 0.3}
     assert decayed == {"embedding.weight", "linear.weight"}
     assert actual.keys() - decayed == {"linear.bias", "norm.weight", "norm.bias", "rates"}
@@ -65,15 +61,17 @@ def test_decay_rates_and_what_is_marked_do_not_decay():
     assert kept == {"backbone.layers.0.mixer.A_log", "lm_head.weight"}
 
 
-def test_scalars_of_some_names_have_their_own_rates():
+def test_scalars_of_some_names_have_their_own_rates_and_betas_reach_the_optimizer():
     config = MemoryMosaicConfig(vocab_size=9, hidden_size=8, num_layers=1, num_heads=2, num_persistent_slots=2)
     model = MemoryMosaicForCausalLM(config)
+    scales = {"mix": 1.0, "log_scale": 4.0}
     section = TrainingSection(
-        learning_rate=0.5, scalar_learning_rate_scale=10.0, scalar_learning_rate_scales={"mix": 1.0, "log_scale": 4.0}
+        learning_rate=0.5, betas=(0.7, 0.8), scalar_learning_rate_scale=10.0, scalar_learning_rate_scales=scales
     )
     names = {id(parameter): name.rpartition(".")[2] for name, parameter in model.named_parameters()}
-    groups = make_optimizer(model, section).param_groups
-    rates = {names[id(p)]: group["lr"] for group in groups for p in group["params"] if p.dim() == 1}
+    optimizer = make_optimizer(model, section)
+    assert optimizer.defaults["betas"] == (0.7, 0.8)
+    rates = {names[id(p)]: group["lr"] for group in optimizer.param_groups for p in group["params"] if p.dim() == 1}
     assert rates == {"weight": 0.5, "mix": 0.5, "log_scale": 2.0, "decay_rate": 5.0, "log_inverse_bandwidth": 5.0}
     with pytest.raises(TesseraError, match="'mixes' must name a scalar of this model. Did you mean 'mix'"):
         make_optimizer(model, TrainingSection(scalar_learning_rate_scales={"mixes": 1.0}))
@@ -104,10 +102,6 @@ def test_other_schedules(decay, ratio, last):
     factors = [schedule_factor(options, step) for step in range(10)]
     assert factors[:3] == [0.5, 1.0, 1.0]
     assert factors[-1] == pytest.approx(last)
-
-
-def test_betas_reach_the_optimizer():
-    assert make_optimizer(Model(), TrainingSection(betas=(0.7, 0.8))).defaults["betas"] == (0.7, 0.8)
 
 
 V1 = {"key_extractor.decay_rate", "value_extractor.mix", "bandwidth.log_inverse_bandwidth", "output.log_scale"}
