@@ -34,14 +34,6 @@ class Counting(nn.Module):
         return CausalLMOutput(logits=logits)
 
 
-def test_a_segment_alone_sees_nothing_before_it():
-    tokens = torch.arange(24).view(2, 12)
-    alone, at_once = SegmentsAlone(Counting(), 4)(tokens).logits, Counting()(tokens).logits
-    assert alone.shape == at_once.shape
-    assert alone[..., 0].tolist() == [[1, 2, 3, 4] * 3] * 2
-    assert at_once[1, :, 0].tolist() == list(range(1, 13))
-
-
 def test_bits_of_segments_are_those_of_their_tokens(tmp_path):
     text = EvaluationText(text_source("novels"), context=12)
     windows = text.windows(build_tokenizer(TokenizerSpec(type="byte")), 2, tmp_path)
