@@ -65,15 +65,3 @@ def test_sizes_have_a_unit_that_shows_them(size, text):
 @pytest.mark.parametrize("value", ["80 GB", "x", "-1", "80", "GB", "1e3GB", "80gb", "nan", "", "0GB", "9" * 400 + "GB"])
 def test_bad_sizes(refused, value):
     refused("tessera plan: --device-memory ", "plan", "tiny", "--device-memory", value)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--utilization", "0"), "--utilization must lie in (0, 1]"),
-        (("--utilization", "40"), "--utilization must lie in (0, 1]"),
-        (("--peak-flops", "-1"), "--peak-flops must be above 0"),
-    ],
-)
-def test_other_mistakes(refused, arguments, message):
-    refused(message, "plan", "tiny", *arguments)
