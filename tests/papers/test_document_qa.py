@@ -90,6 +90,8 @@ def test_squad(tmp_path):
     for damaged in ("[]", "[" * 100_000):
         path.write_text(damaged)
         refused("must be a file of squad", read_questions, "squad", path)
+    path.write_text(json.dumps(SQUAD).replace('"a gas"', '""'))  # which every output would hold
+    refused("a question and its answers must be texts", read_questions, "squad", path)
     refused("cannot be read", read_questions, "squad", tmp_path / "none.json")
 
 
@@ -104,6 +106,8 @@ def test_hotpotqa(tmp_path):
     assert file.documents == ("A\nOne. Two.", "B\nThree.", "C\nFour.")
     assert [question.golden for question in file.questions] == [(0, 1), (1, 2)]
     assert file.questions[1].answers == ("yes",)
+    path.write_text(json.dumps([{**rows[0], "answer": None}]))
+    refused("a question and its answers must be texts", read_questions, "hotpotqa", path)
     path.write_text("[]")
     refused("the file must hold questions", read_questions, "hotpotqa", path)
 

@@ -106,6 +106,8 @@ def test_semantic_labels_are_the_classes():
     assert episode.labels == episode.classes
     too_many = (GROUPS, GROUPS, "abc", 6, "fixed", False, Random(0))
     refused("shots must be at most the examples of the class", draw_episode, *too_many)
+    without_b = ({name: GROUPS[name] for name in "ac"}, GROUPS, "abc", 1, "fixed", False, Random(0))
+    refused(r"the examples of the class 'b' \(0\)", draw_episode, *without_b)
 
 
 def test_a_row_is_the_prompt_with_one_token_for_each_label():
@@ -138,6 +140,7 @@ def test_the_likeliest_label_is_chosen_among_the_labels_of_the_context():
         ("banking77", b"text,category\n", "must hold labelled texts; got none"),
         ("goemotions", b"\xff\t0\ta\n", "text must be UTF-8"),
         ("goemotions", b"", "must hold labelled texts; got none"),
+        ("goemotions", "a\t²\tid\n".encode(), "line 1 must be text, labels below 1 and id"),
     ],
 )
 def test_files_without_labelled_texts(kind, content, message, tmp_path):

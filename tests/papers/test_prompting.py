@@ -10,7 +10,6 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from tessera.cli.main import main
 from tessera.data.tokenizers import byte_tokenizer
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
 from tessera.models.transformer import transformer_config
@@ -18,7 +17,7 @@ from tessera.papers.document_qa.prompting import DocumentQuestion, QuestionFile,
 from tessera.papers.many_shot import prompting
 from tessera.papers.many_shot.prompting import LabelledTexts, episode_answers, many_shot_scores, request_of, requests_of
 from tessera.papers.many_shot.task import DELIMITERS, TEMPLATES, Episode, Example, Template, draw_episode
-from tests.refusals import refused
+from tests import refusals
 
 TOKENIZER = byte_tokenizer()
 GROUPS = {name: [Example(f"{name}{number}", name) for number in range(6)] for name in ("happy", "sad")}
@@ -108,8 +107,8 @@ def test_a_prompt_that_does_not_fit_is_an_error():
     model = AutoModelForCausalLM.from_config(transformer_config(**SIZES, max_positions=40)).eval()
     assert request_of(model, TOKENIZER, "one two", " three").continuation == TOKENIZER(" three")["input_ids"]
     too_long = "a prompt must be at most 40, the positions .* got 45. Use fewer shots."
-    refused(too_long, request_of, model, TOKENIZER, "x" * 40, "y" * 5)
-    refused("length must be at most 40, the positions", document_scores, model, TOKENIZER, FILE, [64])
+    refusals.refused(too_long, request_of, model, TOKENIZER, "x" * 40, "y" * 5)
+    refusals.refused("length must be at most 40, the positions", document_scores, model, TOKENIZER, FILE, [64])
 
 
 SQUAD = {"data": [{"paragraphs": [
@@ -149,23 +148,21 @@ def folder(tmp_path):
 
 
 def about_documents(folder):
-    return ["--documents", "squad", "--files", str(folder / "dev.json"), "--lengths", "400"]
+    return ["--documents", "squad", "--files", folder / "dev.json", "--lengths", 400]
 
 
-def test_the_command_asks_both_kinds(folder, capsys):
-    for name in ("train", "test"):
-        (folder / f"{name}.tsv").write_text("".join(f"{name} {n}\t{n % 2}\tid\n" for n in range(6)))
-    files = [str(folder / f"{name}.tsv") for name in ("train", "test")]
-    model = str(folder / "model")
-    few = ["--contexts", "2", "--queries", "2", "--shots", "1"]
-    assert main(["prompts", model, "--many-shot", "goemotions", "--files", *files, *few, "--json"]) == 0
-    (report,) = json.loads(capsys.readouterr().out)
+def test_the_command_asks_both_kinds(folder, done):
+    files = [folder / f"{name}.tsv" for name in ("train", "test")]
+    for file in files:
+        file.write_text("".join(f"{file.stem} {n}\t{n % 2}\tid\n" for n in range(6)))
+    few = ["--contexts", 2, "--queries", 2, "--shots", 1]
+    out, _ = done("prompts", folder / "model", "--many-shot", "goemotions", "--files", *files, *few, "--json")
+    (report,) = json.loads(out)
     strategies = {f"{between}, {order}" for between in ("newline", "space") for order in ("fixed", "shuffled")}
     assert set(report["scores"]["1"]) == strategies | {"best"}
     assert report["long_term_memory"] is True
-    options = [*about_documents(folder), "--questions", "1", "--without-long-term-memory"]
-    assert main(["prompts", model, *options]) == 0
-    shown = capsys.readouterr().out
+    options = [*about_documents(folder), "--questions", 1, "--without-long-term-memory"]
+    shown, _ = done("prompts", folder / "model", *options)
     assert "400 tokens, " in shown
     assert "0.0000 -" in shown  # of one question there is no error
 
@@ -182,63 +179,30 @@ def test_the_command_asks_both_kinds(folder, capsys):
         (["--many-shot", "banking77", "--lengths", "9"], "--lengths must be left out with --many-shot; got [9]"),
     ],
 )
-def test_mistakes_are_one_line(options, words, capsys):
-    assert main(["prompts", "nowhere", *options]) == 2
-    error = capsys.readouterr().err
-    assert words in error
-    assert error.count("\n") == 1
-
-
-FILES = [  # the file asked with, and what is said of it
-    ("goemotions", "train.tsv", "a\t²\tid\n", "line 1 must be text, labels below 2 and id"),
-    ("goemotions", "train.tsv", "a\t0\tid\n", "the examples of the class 'grief' (0)"),
-    ("squad", "dev.json", json.dumps(SQUAD).replace('"4"', '""'), "a question and its answers must be texts"),
-    ("hotpotqa", "dev.json", '[{"question": "Who?", "answer": null, "context": [["T", ["a"]]]}]', "must be texts"),
-]
-
-
-@pytest.mark.parametrize(("data", "name", "content", "words"), FILES)
-def test_files_that_would_end_in_a_traceback_or_in_wrong_scores_are_one_line(
-    data, name, content, words, folder, capsys
-):
-    """An answer without a letter stands in every output: it was a right one of any model."""
-    (folder / "test.tsv").write_text("b\t0\tid\nc\t1\tid\n")
-    (folder / name).write_text(content, encoding="utf-8")
-    files = [str(folder / file) for file in ([name, "test.tsv"] if data == "goemotions" else [name])]
-    asked = ["--many-shot", data, "--shots", "1"] if data == "goemotions" else ["--documents", data, "--lengths", "400"]
-    assert main(["prompts", str(folder / "model"), *asked, "--files", *files]) == 2
-    error = capsys.readouterr().err
-    assert words in error
-    assert error.count("\n") == 1
+def test_mistakes_are_one_line(options, words, refused):
+    refused(words, "prompts", "nowhere", *options)
 
 
 @pytest.mark.parametrize("kind", ["many-shot", "documents"])
-def test_all_models_are_checked_before_the_first_is_asked(folder, capsys, monkeypatch, kind):
-    few = ["--contexts", "1", "--queries", "1", "--shots", "1"]
+def test_all_models_are_checked_before_the_first_is_asked(folder, refused, monkeypatch, kind):
+    few = ["--contexts", 1, "--queries", 1, "--shots", 1]
     options = ["--many-shot", "banking77", *few] if kind == "many-shot" else about_documents(folder)
     short = AutoModelForCausalLM.from_config(transformer_config(**SIZES, max_positions=100))
     for part in (short, TOKENIZER):
         part.save_pretrained(folder / "short")
     monkeypatch.setattr("tessera.models.saving.loading.load_model", lambda *_, **__: pytest.fail("asked"))
-    assert main(["prompts", str(folder / "model"), str(folder / "short"), *options]) == 2
-    captured = capsys.readouterr()
-    assert "must be at most 100, the positions that this" in captured.err
-    assert captured.out == ""
+    refused("must be at most 100, the positions that this", "prompts", folder / "model", folder / "short", *options)
 
 
-def test_what_is_done_is_kept_when_a_model_fails(folder, capsys):
+def test_what_is_done_is_kept_when_a_model_fails(folder, tessera):
     """Its weights are damaged: that is noticed when it is its turn. The answers are stored, a line for each."""
     damaged = folder / "damaged"
     shutil.copytree(folder / "model", damaged)
     weights = (damaged / "model.safetensors").read_bytes()
     (damaged / "model.safetensors").write_bytes(weights[:-100])
-    models = [str(folder / "model"), str(damaged), str(folder / "model")]
-    stored = folder / "rows.jsonl"
-    options = [*about_documents(folder), "--questions", "2", "--output", str(stored)]
-    assert main(["prompts", *models, *options]) == 2
-    captured = capsys.readouterr()
-    assert captured.out.count("400 tokens, ") == 2
-    assert "damaged: weights" in captured.err
+    models, stored = (folder / "model", damaged, folder / "model"), folder / "rows.jsonl"
+    status, out, err = tessera("prompts", *models, *about_documents(folder), "--questions", 2, "--output", stored)
+    assert (status, out.count("400 tokens, "), "damaged: weights" in err) == (2, 2, True)
     rows = [json.loads(line) for line in stored.read_text().splitlines()]
     assert len(rows) == 4
     for row in rows:
