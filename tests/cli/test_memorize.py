@@ -127,8 +127,7 @@ def test_a_file_that_is_refused_does_not_lose_the_others(tessera, wrapped, tmp_p
 
 def test_a_document_that_is_there_already_is_said_and_changes_nothing(tessera, refused, run_folder, tmp_path):
     """`--append` twice kept two copies of one document."""
-    (tmp_path / "sub").mkdir()
-    text, out = tmp_path / "sub" / "a.txt", tmp_path / "memory"
+    text, out = tmp_path / "a.txt", tmp_path / "memory"
     text.write_text("a king")
     append = ("memorize", run_folder, text, "--out", out, "--append")
     assert tessera(*append)[0] == 0
@@ -139,10 +138,6 @@ def test_a_document_that_is_there_already_is_said_and_changes_nothing(tessera, r
     text.write_text("a queen")
     refused("the name of a document must be new; got 'a.txt', that of another text. Forget it first", *append)
     assert mark_of(out) == before
-    copy = ("memorize", run_folder, "--out", tmp_path / "copy", "--memory", out)
-    (tmp_path / "king.txt").write_text("a king")
-    assert tessera(*copy, tmp_path / "king.txt")[0] == 0
-    assert (tmp_path / "copy").read_bytes() == out.read_bytes()
 
 
 def test_the_same_file_has_the_same_tokens_in_every_verb(tessera, wrapped, tmp_path):
@@ -168,23 +163,17 @@ def test_a_memory_of_the_first_version_is_refused(refused, wrapped, tmp_path):
 
 
 def test_a_memory_of_another_model_is_refused(refused, wrapped, text, memory, tmp_path):
-    """Other weights, other settings, another tokenizer: the sizes fit, and the contents mean nothing."""
-    for change in ("weights", "settings", "tokenizer"):
-        other, model, tokenizer = tmp_path / change, load_model(wrapped), load_tokenizer(wrapped)
-        if change == "weights":
-            model.memories[0].value.weight.data[0, 0] += 1e-3
-        elif change == "settings":
-            model.config.segment_size = 9
-        else:
-            tokenizer.add_tokens(["king"])
-        model.save_pretrained(other)
-        tokenizer.save_pretrained(other)
-        for verb in (
-            ("ask", other, "Who?", "--memory", memory),
-            ("memorize", other, text, "--memory", memory, "--out", tmp_path / "new"),
-            ("inspect", other, "--memory", memory, "-o", tmp_path / "page.html"),
-        ):
-            refused("--memory must be one that this model read", *verb)
+    """Of other settings: the sizes fit, and the contents mean nothing. Weights and tokens: tests/memory_files."""
+    other, model = tmp_path / "other", load_model(wrapped)
+    model.config.segment_size = 9
+    model.save_pretrained(other)
+    load_tokenizer(wrapped).save_pretrained(other)
+    for verb in (
+        ("ask", other, "Who?", "--memory", memory),
+        ("memorize", other, text, "--memory", memory, "--out", tmp_path / "new"),
+        ("inspect", other, "--memory", memory, "-o", tmp_path / "page.html"),
+    ):
+        refused("--memory must be one that this model read", *verb)
 
 
 def test_a_memory_that_is_no_number_is_not_stored(refused, wrapped, text, tmp_path, monkeypatch):
