@@ -67,6 +67,7 @@ def test_what_the_benchmark_looks_for_are_the_answers_of_the_task(targets):
         assert published_match("She is in the office.", "Where is Mary?", "office", answers)
     assert benchmark_labels(Path("my.json"), ["Bill", "apple"])[0] == "qa5"
     assert benchmark_labels(Path("qa12/1k.json"), ["yes", "no"]) == ("", {"yes", "no"})
+    assert benchmark_labels(Path("own.json"), ["desk,bed", "shed"]) == ("", {"desk", "bed", "shed"})
 
 
 def test_a_file_is_of_the_task_and_length_that_its_path_names_last():
