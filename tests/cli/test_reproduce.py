@@ -25,26 +25,11 @@ def test_tasks_lists_all_of_them_one_line_each(done):
     assert all(len(line) <= 120 for line in lines)
 
 
-def test_reproduce_prints_the_table(done, tmp_path, monkeypatch):
+def test_a_pattern_that_matches_no_run_is_refused(refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(EXPERIMENTS._entries, "toy", toy.EXPERIMENT)
-    out, _ = done("reproduce", "toy", "--models", "steep", "--seeds", "1", "--workers", "1")
-    assert "| steep | " in out
-    assert "written: results/toy/cpu.json, .png and .md" in out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["three_mons"], "unknown experiment 'three_mons'"),
-        (["toy", "--budget", "huge"], "--budget must be one of smoke, cpu; got huge."),
-        (["toy", "--only", "*/1000/*"], "--only must match a run; got '*/1000/*'. Runs are straight/seed 0, "),
-    ],
-)
-def test_refusals_are_one_line_and_status_2(arguments, message, refused, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(EXPERIMENTS._entries, "toy", toy.EXPERIMENT)
-    refused(message, "reproduce", *arguments)
+    message = "--only must match a run; got '*/1000/*'. Runs are straight/seed 0, "
+    refused(message, "reproduce", "toy", "--only", "*/1000/*")
     assert not (tmp_path / "results").exists()
 
 
@@ -56,7 +41,7 @@ EXPERIMENTS.add("line_of_a_test", EXPERIMENT)
 
 
 @some("start", ["fork", "spawn"], by_default=["fork"])  # PyTorch and transformers take a new process ten seconds
-def test_worker_processes_import_what_the_command_imported(capsys, tmp_path, monkeypatch, start):
+def test_workers_import_what_the_command_imported_and_the_table_is_printed(capsys, tmp_path, monkeypatch, start):
     """One process in place of two."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runner, "do_side_by_side", lambda job, runs, _, *rest: do_side_by_side(job, runs, 1, *rest))
@@ -72,12 +57,14 @@ def test_worker_processes_import_what_the_command_imported(capsys, tmp_path, mon
         monkeypatch.setattr(runner, "_prepare", forget_and_prepare)
     # The plugin is a copy, so that a worker can know it by its import alone.
     (tmp_path / "plugin_of_a_test.py").write_text(inspect.getsource(toy) + REGISTRATION)
-    options = ["--seeds", "1", "--workers", "2", "--import", "plugin_of_a_test.py"]
+    options = ["--models", "straight", "--seeds", "2", "--workers", "2", "--import", "plugin_of_a_test.py"]
     try:
         assert main(["reproduce", "line_of_a_test", *options]) == 0
     finally:
         sys.modules.pop("plugin_of_a_test", None)  # a module of this process until then
-    assert "| straight | " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert ("| straight | " in out, "| steep | " in out) == (True, False)
+    assert "written: results/line_of_a_test/cpu.json, .png and .md" in out
 
 
 @pytest.mark.slow
