@@ -82,17 +82,11 @@ def test_each_document_begins_so_and_is_forgotten_so(begins):
     assert [document.tokens.tolist() for document in memory.documents] == [
         [BOS] * begins + list(text.encode()) for text in (BOOK, "Nobody.")
     ]
-    assert memory.ask("Who", GREEDY).text == _says(
-        model, [BOS] * begins + list(BOOK.encode()) + [BOS] * begins, "Nobody.Who"
-    )
+    ids = torch.tensor([[*[BOS] * begins, *BOOK.encode(), *[BOS] * begins, *b"Nobody.Who"]])
+    said = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8)
+    assert memory.ask("Who", GREEDY).text == tokenizer.decode(said[0, ids.shape[1] :], skip_special_tokens=True)
     alone = Memory(model, tokenizer).read(["Nobody."], "two").ask("Who", GREEDY)
     assert memory.forget("one").ask("Who", GREEDY).text == alone.text
-
-
-def _says(model, ids, text):
-    ids = torch.tensor([ids + list(text.encode())])
-    tokens = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8)
-    return byte_tokenizer().decode(tokens[0, ids.shape[1] :], skip_special_tokens=True)
 
 
 def test_citations_and_their_page_are_of_the_text_alone(tmp_path, begins):
@@ -174,13 +168,10 @@ def test_a_run_begins_texts_as_its_training_did(done, tessera, corpus, tmp_path,
 
 def test_what_is_kept_must_be_possible():
     tokenizer = tokenizer_with(True)
-    for kept in ("yes", 1):
-        tokenizer.init_kwargs[BEGINS_WITH_BOS] = kept
-        refuses(
-            f"texts_begin_with_bos must be false, or true with a bos_token; got {kept!r}", opening_tokens, tokenizer
-        )
-    tokenizer.init_kwargs[BEGINS_WITH_BOS], tokenizer.bos_token = True, None
-    refuses("texts_begin_with_bos must be false, or true with a bos_token; got True", opening_tokens, tokenizer)
+    for kept, begin in (("yes", tokenizer.bos_token), (1, tokenizer.bos_token), (True, None)):
+        tokenizer.init_kwargs[BEGINS_WITH_BOS], tokenizer.bos_token = kept, begin
+        message = f"texts_begin_with_bos must be false, or true with a bos_token; got {kept!r}"
+        refuses(message, opening_tokens, tokenizer)
 
 
 def test_an_inspected_text_begins_so_unless_behind_a_memory(done, tmp_path, begins):
