@@ -201,6 +201,8 @@ def test_models_are_scored_on_tasks(tessera, done, refused, tmp_path):
     assert reports[0]["model"] == str(tmp_path / "a")
     settings = reports[0]["provenance"]["configuration"]["task"]
     assert settings == {"rule": "rewrite", "key_size": 1, "num_symbols": 16}
+    of_its_own_length = tessera("eval", tmp_path / "a", *options[:2], "--examples", 2, "--json")[1]
+    assert list(json.loads(of_its_own_length)["scores"]) == ["10"]
     stored = tmp_path / "rows.jsonl"
     assert tessera("eval", tmp_path / "a", *options, "--output", stored)[0] == 0
     rows = [json.loads(line) for line in stored.read_text().splitlines()]
