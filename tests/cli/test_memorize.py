@@ -138,6 +138,10 @@ def test_a_document_that_is_there_already_is_said_and_changes_nothing(tessera, r
     text.write_text("a queen")
     refused("the name of a document must be new; got 'a.txt', that of another text. Forget it first", *append)
     assert mark_of(out) == before
+    (tmp_path / "king.txt").write_text("a king")
+    copy = ("memorize", run_folder, "--out", tmp_path / "copy", "--memory", out)
+    assert tessera(*copy, tmp_path / "king.txt")[0] == 0
+    assert (tmp_path / "copy").read_bytes() == out.read_bytes()
 
 
 def test_the_same_file_has_the_same_tokens_in_every_verb(tessera, wrapped, tmp_path):
