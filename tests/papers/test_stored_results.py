@@ -30,9 +30,6 @@ def test_every_run_of_the_budget_is_recognised(name):
         assert run.key not in records or records[run.key].configuration == run.configuration
 
 
-FILES = sorted(RESULTS.glob("*/cpu.json"))
-
-
 def git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=RESULTS, capture_output=True, text=True, check=True).stdout
 
@@ -44,7 +41,7 @@ def history() -> set[str]:
     return set(git("rev-list", "HEAD").split())
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*/cpu.json")), ids=lambda path: path.parent.name)
 def test_records_come_from_a_commit_of_the_history(path, history):
     runs = json.loads(path.read_text()).get("runs", {})
     orphans = [key for key, run in runs.items() if run["provenance"]["commit"] not in history]
