@@ -22,6 +22,7 @@ LONGEST_UNREAD = 8  # tokens that are read again behind the last state before a 
 LARGEST_LOSS = 0.03  # of all steps, which drafts may have cost before they stop
 MOST_GAINED = 16.0  # steps: what drafts have gained is remembered up to here
 WHERE = "generate"
+WITH_CACHE = "be left out with past_key_values, which has its own"  # a memory
 
 
 class PromptLookup:
@@ -117,6 +118,8 @@ class DraftedGeneration:
         if state is None:  # transformers would mark one, but a state is a value
             super()._prepare_cache_for_generation(generation_config, model_kwargs, *arguments)  # type: ignore[misc]
             return
+        own = model_kwargs.get("memory_state")
+        expect(own is None, WHERE, "memory_state", WITH_CACHE, type(own).__name__)
         generation_config.use_cache = True  # without it every step would read the whole text again, behind the state
         # Of a prompt that was read to its end, transformers reads all tokens a second time.
         length = getattr(generation_config, "_mask_length", -1) if mask is None else mask.shape[1]
@@ -144,7 +147,17 @@ class DraftedGeneration:
             if input_ids.shape[1] <= size:
                 return output
             input_ids, model_kwargs = input_ids[:, size:], model_kwargs | {"past_key_values": output.past_key_values}
+            model_kwargs.pop("memory_state", None)
         return read(input_ids, generation_config, model_kwargs, is_first_iteration)
+
+    def _update_model_kwargs_for_generation(self, outputs: Any, model_kwargs: dict, *arguments: Any, **options: Any):
+        """The memory that the prompt was read behind is in the cache from the first step on."""
+        updated = super()._update_model_kwargs_for_generation(  # type: ignore[misc]
+            outputs, model_kwargs, *arguments, **options
+        )
+        if updated.get("past_key_values") is not None:
+            updated.pop("memory_state", None)
+        return updated
 
     def _reorder_cache(self, past_key_values: Any, beam_idx: Tensor) -> Any:
         """For beams; a cache that is a base's too is used up."""

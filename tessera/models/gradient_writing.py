@@ -79,6 +79,8 @@ class GradientWriter(nn.Module):
             mask, needed = options.get("attention_mask"), "be ones: every row is written whole, its padding too"
             if mask is not None:
                 demand(mask.bool().all(), type(self).__name__, "attention_mask", needed, lambda: "zeros")
+            cache, requirement = options.get("past_key_values"), "be left out: a text is written whole, behind nothing"
+            expect(cache is None, type(self).__name__, "past_key_values", requirement, type(cache).__name__)
             return SegmentedOutput(memory_state=self.write(input_ids))
         return self.model(input_ids=input_ids, memory_state=memory_state, **options)
 

@@ -207,8 +207,10 @@ def test_gradients_flow_through_the_last_segments_alone(context_tokens, monkeypa
         before = model(input_ids=batch.contexts[:, : 2 * SEGMENT], skip_logits=True).memory_state
     forward = type(model).forward
 
-    def after(self, input_ids, memory_state=None, **options):
-        return forward(self, input_ids, memory_state=memory_state or before, **options)
+    def after(self, input_ids, **options):
+        if options.get("past_key_values") is None:
+            options.setdefault("memory_state", before)
+        return forward(self, input_ids, **options)
 
     monkeypatch.setattr(type(model), "forward", after)
     last = {name: getattr(batch, name)[:, 2:] for name in ("early_questions", "early_labels")}

@@ -16,7 +16,7 @@ from tessera.base.state import State
 from tessera.memories.association import Openings
 from tessera.models.adapters import adapter_names
 from tessera.models.causality import first_position
-from tessera.models.drafted_generation import DraftedGeneration
+from tessera.models.drafted_generation import WITH_CACHE, DraftedGeneration
 from tessera.models.fingerprint import Fingerprint, expect_same_model
 from tessera.models.forward_arguments import (
     REASONS,
@@ -267,8 +267,8 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
                 Trainer evaluates nothing where a named argument with labels is left out.
             memory_state: of B rows, or fewer: each then serves as many consecutive rows of `input_ids`. Many questions
                 to one text need no copies of its memory (ARMT, while their segment stays open).
-            past_key_values: what an earlier call with `use_cache` returned: the text goes on inside its segment.
-                Without `use_cache` the last segment is closed, however short, and its memory written.
+            past_key_values: what an earlier call with `use_cache` returned, in place of a memory: the text goes on
+                inside its segment. Without `use_cache` the last one is closed, however short, and its memory written.
             extend_segment: never close the open segment while tokens are added to a cache (the published `generate`).
             logits_to_keep: compute only the last so many; 0: all. skip_logits: leave them out of the result. While
                 training with labels the loss makes them a block at a time; by default they are computed when somebody
@@ -291,7 +291,8 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
         self._expect_present_memory()
         expect_exportable(where, use_cache, input_ids, inputs_embeds, attention_mask, labels, position_ids)
         text = self._text(input_ids, inputs_embeds, attention_mask, position_ids, cache)
-        state = None if cache is not None or memory_state is None else self.fitting(memory_state, text.shape[0])
+        expect(cache is None or memory_state is None, where, "memory_state", WITH_CACHE, type(memory_state).__name__)
+        state = None if memory_state is None else self.fitting(memory_state, text.shape[0])
         loss = self._loss(labels, shift_labels, loss_mask, text)
         config = self.config
         returns_dict = self._returns_dict(return_dict)

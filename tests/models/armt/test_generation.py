@@ -66,6 +66,21 @@ def test_generation_after_a_stored_memory():
     assert beams.shape == actual.shape
 
 
+@each_value(kind=KINDS)
+def test_a_memory_beside_a_cache_is_refused(kind):
+    """The cache holds a memory of its own, and the other one counted for nothing."""
+    model, text, prompt = make(kind), tokens(1, 11), tokens(1, 3)
+    memory, cache = model(text).memory_state, model(text, use_cache=True).past_key_values
+    both = {"memory_state": memory, "past_key_values": cache}
+    message = "memory_state must be left out with past_key_values, which has its own; got .*State"
+    refused(message, model, prompt, **both)
+    refused(message, model.generate, torch.cat([text, prompt], 1), **both, max_new_tokens=2, do_sample=False)
+    options = {"memory_state": memory, "max_new_tokens": 6, "do_sample": False, "prefill_chunk_size": 2}
+    in_parts = model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
+    options["prefill_chunk_size"] = None
+    assert torch.equal(in_parts, model.generate(prompt, attention_mask=torch.ones_like(prompt), **options))
+
+
 def test_hidden_positions_stay_hidden_while_generating():
     model, prompt = make(), tokens(1, 7)
     mask = torch.ones_like(prompt)

@@ -122,6 +122,8 @@ def test_refuses_what_it_cannot_write():
     assert torch.equal(shown.memory_tokens, written.write(TEXTS).memory_tokens)
     mask[0, 0] = 0
     refused("attention_mask must be ones", written, TEXTS, attention_mask=mask)
+    cache = written.model(TEXTS, use_cache=True).past_key_values
+    refused("past_key_values must be left out: a text is written whole", written, TEXTS, past_key_values=cache)
     gpt2 = BASES["gpt2"](n_positions=12)
     refused("model must be ARMT, RMT or PRMT; got GPT2LMHeadModel", GradientWriter, gpt2)
     refused("T > 1", writer().write, TEXTS[:, :1])
