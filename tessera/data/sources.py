@@ -179,8 +179,7 @@ def _files(name: str, endings: tuple[str, ...]) -> list[Path]:
     if path.is_dir() and name.strip():  # an empty name is no folder
         files = _below(path, endings)
     elif glob.has_magic(name) and not path.exists():  # a file may be called "notes [1].txt"
-        matches = map(Path, glob.glob(str(path), recursive=True))
-        files = sorted(match for match in matches if not match.is_dir())
+        files = sorted(match for match in _matches(path) if not match.is_dir())
     else:
         files = [path]
     empty = [file for file in files if file.is_file() and file.stat().st_size == 0]
@@ -194,6 +193,16 @@ def _files(name: str, endings: tuple[str, ...]) -> list[Path]:
             f"{plugins.ADVICE}"
         )
     return files
+
+
+def _matches(pattern: Path) -> list[Path]:
+    """What a glob names. Raises `OSError`, where `glob` would leave out a folder that it cannot look into."""
+    for index, part in enumerate(pattern.parts):
+        if glob.has_magic(part):
+            folders = Path(*pattern.parts[:index], "**" if part == "**" else "")
+            for folder in filter(os.path.isdir, glob.glob(str(folders), recursive=True)):
+                os.scandir(folder).close()
+    return [Path(match) for match in glob.glob(str(pattern), recursive=True)]
 
 
 def _below(folder: Path, endings: tuple[str, ...]) -> list[Path]:

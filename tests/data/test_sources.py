@@ -155,6 +155,10 @@ def test_a_folder_below_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     message = r"closed: cannot be read \(Permission denied\)\.$"
     refused(message, text_source, str(tmp_path))
     refused(message, document_paths, str(tmp_path), "memorize", "FILE")
+    for pattern in ("**/*.txt", "*/*.txt", "**/a.txt", "**"):
+        refused(message, text_source, str(tmp_path / pattern))
+        refused(message, document_paths, str(tmp_path / pattern), "memorize", "FILE")
+    assert texts(text_source(str(tmp_path / "op*" / "*.txt"))) == ["open"]
     (tmp_path / "closed").rename(tmp_path / "opened")
     assert texts(text_source(str(tmp_path))) == ["open", "closed"]
 
