@@ -55,9 +55,12 @@ class Document:
     precision: str | None = None
 
     def has_text_of(self, other: "Document") -> bool:
-        """Whether it was read from the same text; of a state without tokens nobody knows."""
-        same_size = self.size == other.size and 0 < len(self.tokens) == len(other.tokens)
-        return same_size and torch.equal(self.tokens, other.tokens) and torch.equal(self.widths, other.widths)
+        """Whether it was read from the same text, begun as now or as in earlier releases; of no tokens nobody knows."""
+        shorter, longer = sorted((self, other), key=lambda document: len(document.tokens))
+        opening = len(longer.tokens) - len(shorter.tokens)
+        is_text = len(shorter.tokens) > 0 and self.size == other.size and not longer.widths[:opening].any()
+        same_tokens = is_text and torch.equal(longer.tokens[opening:], shorter.tokens)
+        return same_tokens and torch.equal(longer.widths[opening:], shorter.widths)
 
     def opening(self, tokenizer: PreTrainedTokenizerFast) -> int:
         """How many tokens stand in front of its text: none in files of earlier versions."""

@@ -117,7 +117,12 @@ def test_what_was_stored_without_a_beginning_is_read(tmp_path, monkeypatch):
     loaded = Memory(model, tokenizer).load(tmp_path / "m")
     assert loaded.ask("Who", GREEDY, cite=1).text == said
     assert loaded.documents[0].opening(tokenizer) == 0
-    assert loaded.read(["国王住在这里。"], "two").documents[1].opening(tokenizer) == 1
+    for text in ("国王住在这里。", "国王住在那里。", "王住在那里。"):
+        loaded.read([text], text)
+    assert loaded.names == ["one", "国王住在那里。", "王住在那里。"], "the first is there already"
+    assert loaded.documents[1].opening(tokenizer) == 1
+    now = Memory(model, tokenizer).read(["国王住在这里。"], "one")
+    assert now.merge(loaded).names == ["one", "国王住在那里。", "王住在那里。"]
 
 
 def test_attached_texts_begin_so(begins):
