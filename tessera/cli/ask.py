@@ -146,9 +146,8 @@ def _asker(arguments: argparse.Namespace, memory: "Memory") -> Callable[[str], d
                 require_known_words(memory.tokenizer, text, option)
         for sentence in arguments.plant:
             if task is not None and not task.is_stated(sentence):
-                print(
-                    f"ask: the model was trained on no such sentence, and may misread it: {sentence}", file=sys.stderr
-                )
+                said = "ask: the model was trained on no such sentence, and may misread it"
+                print(f"{said}: {sentence}", file=sys.stderr)
     cite = 3 if arguments.cite or arguments.page else 0
     if cite:
         memory.expect_pairs("ask: --cite")

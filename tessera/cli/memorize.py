@@ -3,8 +3,8 @@
 MODEL is a folder with a causal language model and its tokenizer: a Memory Mosaic, ARMT, RMT, PRMT, a recurrent model
 or any decoder of transformers. Each FILE is a document: text in UTF-8, packed by gzip or not; "-" is standard input;
 PDF, docx, HTML and EPUB with the package markitdown. `tessera ask` answers from the stored memory, and `tessera
-memories` merges and forgets documents. --append adds to the memory that --out names; --memory goes on from an earlier
-one. A text that is there already is not read again.
+memories` merges and forgets documents. --append adds to the memory that --out names; --memory, in its place, goes on
+from an earlier one. A text that is there already is not read again.
 """
 
 import argparse
@@ -21,9 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     meaning = 'a text file, a folder of them, a bundled book, or "-" for standard input'
     add("files", nargs="+", metavar="file", help=meaning)
     add("--out", required=True, help="store the memory in this file (safetensors)")
-    add("--memory", metavar="FILE", help="begin with what this stored memory holds")
+    first = parser.add_mutually_exclusive_group()  # of two memories one would be lost
+    first.add_argument("--memory", metavar="FILE", help="begin with what this stored memory holds")
     meaning = "begin with what the file of --out holds, and replace it by the longer memory"
-    add("--append", action="store_true", help=meaning)
+    first.add_argument("--append", action="store_true", help=meaning)
     meaning = "number format of the products; auto (default): bf16 where the hardware multiplies in it"
     add("--precision", choices=("auto", "bf16", "fp32"), default="auto", help=meaning)
     add("--overwrite", action="store_true", help="replace the memory that the file of --out holds")

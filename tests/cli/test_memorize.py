@@ -144,6 +144,16 @@ def test_a_document_that_is_there_already_is_said_and_changes_nothing(tessera, r
     assert (tmp_path / "copy").read_bytes() == out.read_bytes()
 
 
+def test_of_two_memories_to_begin_with_none_is_lost(refused, wrapped, text, memory, tmp_path):
+    """With --memory --append did not go on from the file of --out, and stored the other one's documents over it."""
+    (tmp_path / "queen.txt").write_text("a queen")
+    stored = tmp_path / "queens"
+    stored.write_bytes(memory.read_bytes())
+    both = ("--memory", memory, "--append")
+    refused("not allowed with argument", "memorize", wrapped, tmp_path / "queen.txt", "--out", stored, *both)
+    assert stored.read_bytes() == memory.read_bytes()
+
+
 def test_the_same_file_has_the_same_tokens_in_every_verb(tessera, wrapped, tmp_path):
     """Marks of other systems at its beginning and its line ends: in training, in memorize, in ask and in inspect."""
     text = tmp_path / "text.txt"
