@@ -21,7 +21,7 @@ PLACES = 64  # tokens with the largest weights, around which passages are looked
 AROUND = 256  # tokens on either side in which a passage's ends are looked for
 TRIED = 8  # passages that are left out in turn
 # White space belongs to the next sentence, as in most tokenizers to the next token; Chinese and Japanese have none.
-SENTENCE_END = re.compile(r"""[.!?]["'”’)\]]*(?=\s)|[。！？]+["'”’）」』]*|(?=\n\s*\n)""")
+SENTENCE_END = re.compile(r"""[.!?؟۔।]["'”’)\]]*(?=\s)|[。！？]+["'”’）」』]*|(?=\n\s*\n)""")
 
 
 @dataclass(frozen=True)

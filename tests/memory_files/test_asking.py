@@ -56,6 +56,13 @@ def test_sentences_of_chinese_and_japanese_end_without_white_space():
     assert sentences == ["国王住在这里。", "「他有两个儿子！？」", "王后吃了蛋糕。", "没人看见"]
 
 
+@pytest.mark.parametrize("text", ["هل أكلت الملكة كعكة؟ نعم.", "ملکہ نے کیک کھایا۔ ہاں۔", "रानी ने केक खाया। हाँ।"])
+def test_sentences_end_in_the_marks_of_their_script(text):
+    answer = Memory(make("v1"), byte_tokenizer()).read([text]).ask("?", replace(GREEDY, max_new_tokens=2), cite=9)
+    ends = sorted(citation.end for citation in answer.citations)
+    assert ends == [len(text[: text.rindex(" ")].encode()), len(text.encode())]
+
+
 def test_passages_do_not_overlap(tmp_path):
     """Where no sentence ends for more tokens than are looked at; the page marks all of them."""
     memory = Memory(make("v1"), byte_tokenizer()).read("no end of it " * 80, "one")
