@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from tessera.base.beginnings import opening_tokens
-from tessera.base.errors import TesseraError, expect_text, first_line
+from tessera.base.errors import TesseraError, expect, expect_text, first_line
 from tessera.data.encoding import PIECE, located_tokens
 from tessera.data.sources import BUNDLED, TEXT_ENDINGS, NoTextFileError, text_files
 from tessera.data.text_files import located_text_of_file, text_of_file, utf8_sizes
@@ -80,6 +80,7 @@ def read_document_text(
 
     Raises `TesseraError`: no text, a file that cannot be read, or one that needs a package that is not installed.
     """
+    expect(isinstance(name, str), "Memory.read", "name", "be a text", type(name).__name__)
     shown = str(source) if isinstance(source, Path) else name
     if isinstance(source, Path) and _converter(source):
         source = text_of_document(source)

@@ -257,6 +257,7 @@ def test_what_cannot_be_is_said(tmp_path):
         (lambda: read.read(Path("none.txt")), "none.txt: cannot be read"),
         (lambda: read.ask("Who?", cite=1), "keep pairs"),
         (lambda: memory(make("v1"), "kings").ask("Who?", cite=-1, max_new_tokens=1), "at least 1; got -1"),
+        (lambda: read.read("once", Path("once.txt")), "Memory.read: name must be a text; got PosixPath"),
         (lambda: read.read("once", pace=3), "the arguments must be those of its signature; .* 'pace'"),
         (lambda: read.read(str(tmp_path)), "must be a plain file of text"),  # it was read as a text of these letters
         (lambda: read.read("none.txt"), r"name one that is there; got none.txt. If it is a text: read\(\[text\]\)"),
