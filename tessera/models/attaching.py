@@ -72,6 +72,8 @@ class Attached:
         ids = ids.to(self.model.device)
         with self._recording() as seen:
             self.model(ids[None, :-1], use_cache=False)
+        needed, advice = "be attached to the output layer while it reads", "Attach it again: attach(model, memory=...)."
+        expect(len(seen) > 0, "attach", "the memory", needed, "a detached one", advice)
         hidden, logits = (torch.cat(parts, 1)[0, known:] for parts in zip(*seen))
         tokens = ids[1 + known :]
         own = (logits.float().gather(1, tokens[:, None])[:, 0] - logits.float().logsumexp(1)).exp()
@@ -144,11 +146,12 @@ def attach(
 
     Args:
         model: a causal language model. tokenizer: needed to read text; token ids can be read without.
-        kernel: the similarity kernel or its name. memory: one that was read earlier, in place of an empty one.
+        kernel: the similarity kernel or its name. memory: one that was read earlier, in place of an empty one; it keeps
+            its kernel, budget and eviction.
         window: tokens that the model reads at once. budget, eviction: see `TokenMemory`.
     Raises:
-        TesseraError: an unknown kernel or eviction, or a model that changes the logits of its output layer or sees
-            later tokens.
+        TesseraError: an unknown kernel or eviction, others than those of `memory`, or a model that changes the logits
+            of its output layer or sees later tokens.
 
     >>> from transformers import GPT2Config, GPT2LMHeadModel
     >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=32)).eval()
@@ -158,8 +161,11 @@ def attach(
     """
     most = getattr(model.config, "max_position_embeddings", None) or window
     expect(window >= 8, "attach", "window", "be at least 8 tokens", window)
-    memory = TokenMemory.empty(kernel, budget, eviction) if memory is None else memory
-    return Attached(model, tokenizer, memory, min(window, most))
+    chosen, default = TokenMemory.empty(kernel, budget, eviction), TokenMemory.empty("gaussian")
+    for name in () if memory is None else ("kernel", "budget", "eviction"):
+        given, known = getattr(chosen, name), (getattr(default, name), getattr(memory, name))
+        expect(given in known, "attach", name, "be left out with memory, which has its own", given)
+    return Attached(model, tokenizer, chosen if memory is None else memory, min(window, most))
 
 
 explain_all(globals(), ("Attached", "attach"))

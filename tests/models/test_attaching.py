@@ -59,6 +59,25 @@ def test_a_memory_of_another_model_is_refused():
     again.detach()
 
 
+def test_a_memory_keeps_its_own_kernel_and_bounds():
+    """Others that were given beside it counted for nothing."""
+    model, ids = llama().eval(), torch.arange(50).repeat(3)
+    with tessera.attach(model, window=32, kernel="biweight", budget=40) as attached:
+        memory = attached.read(ids).memory
+    for other in ({"kernel": "sparsemax"}, {"budget": 30}, {"eviction": "random"}):
+        (name,) = other
+        refused(
+            f"attach: {name} must be left out with memory, which has its own",
+            tessera.attach,
+            model,
+            memory=memory,
+            **other,
+        )
+    with tessera.attach(model, window=32, kernel="biweight", memory=memory, budget=40) as again:
+        assert again.memory is memory
+    refused("be attached to the output layer while it reads; got a detached one", again.read, ids)
+
+
 def test_mistakes_are_one_line_and_leave_no_hook():
     bert = hf.BertLMHeadModel(hf.BertConfig(**ROTARY))
     refused("attach: the model must see no later token", tessera.attach, bert)
