@@ -82,9 +82,8 @@ def _print_info(path: Path, with_documents: bool) -> None:
         return
     documents, tensors = file.content.get("documents", []), file.tensors()
     counts = [tensors[document["tokens"]["of"]].numel() if "tokens" in document else 0 for document in documents]
-    size = path.stat().st_size / 1e6
     number = f"{len(documents)} document{'s' * (len(documents) != 1)}"
-    print(f"{path}: {file.kind}, {number}, {sum(counts):,} tokens, {size:.2f} MB")
+    print(f"{path}: {file.kind}, {number}, {sum(counts):,} tokens, {path.stat().st_size / 1e6:.2f} MB")
     for document, count in zip(documents, counts):
         if with_documents and count:
             print(f"  {document['name']}: {document['size']:,} bytes, {count:,} tokens")

@@ -32,12 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, store, say what was read."""
-    from tessera.memory_files.document import document_paths
+    from tessera.memory_files.document import document_paths, free_name
     from tessera.memory_files.memory import Memory, require_place
     from tessera.models.saving.loading import load_model, load_tokenizer
 
     out = Path(arguments.out)
-    typed: tuple = (standard_texts("memorize"), "standard input") if "-" in arguments.files else ()
+    typed: tuple = (standard_texts("memorize"),) if "-" in arguments.files else ()
     sources: dict[str, tuple] = {}
     for name in arguments.files:  # in their order, which most models' memories depend on
         paths = [] if name == "-" else document_paths(name, "memorize", "FILE")
@@ -47,6 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     before = arguments.memory or (arguments.out if arguments.append and out.exists() else None)
     if before is not None:
         memory.load(before, "memorize", "--memory")
+    sources |= {"-": (*typed, free_name("standard input", memory.names))} if typed else {}
     names, options = memory.names, {"progress": sys.stderr.isatty(), "precision": arguments.precision}
     _, status = of_each(sources, lambda name: memory.read(*sources[name], **options))
     if status and not memory.documents:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib.util import find_spec
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,11 @@ def text_of_document(path: Path, piece_bytes: int = PIECE) -> Iterator[str]:
         attempts = getattr(error, "attempts", None)  # a list, in what markitdown makes of it
         reason = first_line(attempts[-1].exc_info[1] if attempts else error)
         raise TesseraError(f"{path}: cannot be read as {path.suffix[1:].lower()} ({reason}).") from None
+
+
+def free_name(name: str, taken: Sequence[str]) -> str:
+    """`name`, or with the first number from 2 on with which it is none of `taken`."""
+    return next(free for free in chain([name], (f"{name} {n}" for n in count(2))) if free not in taken)
 
 
 def document_paths(name: str, where: str, argument: str) -> list[Path]:

@@ -238,6 +238,16 @@ def test_documents_are_read_in_the_order_in_which_they_are_named(typed, done, wr
     assert names == ["standard input", "text.txt"]
 
 
+def test_texts_from_standard_input_are_told_apart(typed, wrapped, tmp_path):
+    """Of a second one the user was to choose another name, which no option gives."""
+    out = tmp_path / "memory"
+    for text in ("a king", "a queen", "a son", "a queen"):
+        status, _, err = typed(text, "memorize", wrapped, "-", "--out", out, "--append")
+        assert status == 0, err
+    assert "is there already, as 'standard input 2', with the same text" in err
+    assert Memory().load(out).names == ["standard input", "standard input 2", "standard input 3"]
+
+
 def test_standard_input_that_is_no_text(tessera, refused, wrapped, text, tmp_path, monkeypatch):
     """Also where the locale is plain ASCII, with which Python lets any byte through."""
     memorize = ("memorize", wrapped, "-", "--out", tmp_path / "memory")
