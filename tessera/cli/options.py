@@ -15,7 +15,7 @@ from tessera.base.dataclass_io import to_json
 from tessera.base.errors import TesseraError, expect, expect_text
 from tessera.base.files import expect_output, write_text_atomically, writing
 
-OUTPUT_HELP = "write one JSON line for each question into this new file, with its prompt, the answer and the score"
+OUTPUT_HELP = "write one JSON line for each question into this new file: the question, the answer, and its score"
 PIECE = 1 << 16  # characters of standard input that are read at once
 LARGEST_COUNT = 2**31 - 1
 LARGEST_SEED = 2**32 - 1  # of numpy's generators
