@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from tessera.base.errors import TesseraError, expect
+from tessera.base.files import writing
 from tessera.base.state import CLASSES, State
 from tessera.models.fingerprint import expect_same_model, is_fingerprint, shared
 from tessera.models.forking import PastValue, apart, fork
@@ -77,9 +78,13 @@ class MemoryState(State):
         return named
 
     def save(self, path: str | os.PathLike, model: str | None = None) -> None:
-        """Write a memory file of this state alone; `load` inverts it exactly. `model`: see `made_by` of a memory."""
+        """Write a memory file of this state alone; `load` inverts it exactly. `model`: see `made_by` of a memory.
+
+        Raises `TesseraError`: the file cannot be written.
+        """
         document = {"name": "", "state": self}
-        save_values(Path(path), self.kind, {MADE_BY: model, "documents": [document]})
+        with writing(Path(path), "the memory"):
+            save_values(Path(path), self.kind, {MADE_BY: model, "documents": [document]})
 
     @classmethod
     def load(cls, path: str | os.PathLike, device: str | torch.device = "cpu") -> Self:

@@ -61,6 +61,12 @@ def test_a_memory_that_is_shared_is_one_repeated_for_each(kind, steps):
     close(asked[0], asked[1])
 
 
+@each_value(kind=KINDS)
+def test_a_memory_that_cannot_be_written_is_named(kind, tmp_path):
+    path = tmp_path / "missing" / "memory"
+    refused(f"{path}: the memory cannot be written", make(kind)(tokens(1, 9)).memory_state.save, path)
+
+
 def test_memories_of_other_models_are_refused():
     model, ids = make(), tokens(3, 9)
     refused("be ARMTState", model, ids, memory_state=make("rmt")(ids).memory_state)
