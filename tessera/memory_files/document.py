@@ -148,6 +148,7 @@ def document_paths(name: str, where: str, argument: str) -> list[Path]:
 
     Of a folder also Markdown, and what markitdown makes text of where it is installed.
     """
+    expect(name != "", where, argument, "name a text", repr(name))
     bundled = {path.name: path for texts in BUNDLED for path in text_files(texts)}
     if name in bundled and not Path(name).exists():
         return [bundled[name]]

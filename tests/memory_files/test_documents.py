@@ -66,6 +66,13 @@ def test_documents_of_a_folder(tmp_path, monkeypatch, capsys, installed):
         refused(f"holds no text file; {re.escape(needed)}", document_paths, str(tmp_path), "ask", "--text")
 
 
+def test_an_empty_name_is_not_the_present_folder(tmp_path, monkeypatch):
+    """As a shell's variable that is not set: files of the present folder were named as a reason."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "page.html").write_text("<p>a king</p>")
+    refused("memorize: FILE must name a text; got ''", document_paths, "", "memorize", "FILE")
+
+
 def test_every_bundled_book_has_a_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("the_grey_fairy_book_6746.txt", "pride_and_prejudice_1342.txt", "dracula_345.txt.gz"):
