@@ -137,7 +137,7 @@ def test_tokens_are_the_same_over_ten_thousand_prompts():
 
 def test_right_drafts_save_calls_and_wrong_ones_copy_no_pairs(monkeypatch):
     model, grown, grow = make("v1"), [], PairStore._grown
-    monkeypatch.setattr(PairStore, "_grown", lambda store, end: grown.append(end) or grow(store, end))
+    monkeypatch.setattr(PairStore, "_grown", lambda store, *sizes: grown.append(sizes) or grow(store, *sizes))
     generate(model, prompt(0))
     plain, calls = len(grown), counted(model, monkeypatch)
     generate(model, prompt(0), prompt_lookup_num_tokens=8)
