@@ -152,7 +152,7 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
             num_labels = count_of_labels(labels, False)
             if real is not None:
                 labels = labels.long().masked_fill(~real, IGNORED)
-            total = summed_loss(logits[:, :-1].float(), labels[:, 1:].long())
+            total = summed_loss(logits[:, :-1], labels[:, 1:].long())
             loss = loss_per_item(total, count_of_labels(labels, False), num_labels, num_items_in_batch)
         output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=state)
         return output if self._returns_dict(return_dict) else output.to_tuple()

@@ -91,6 +91,12 @@ def test_arguments_of_stacks(name):
     close(model(ids, logits_to_keep=torch.tensor([1, 5])).logits, model(ids).logits[:, [1, 5]])
 
 
+def test_the_loss_of_an_lstm_has_its_precision():
+    model, ids = lstm(vocab_size=270).eval(), tokens()
+    for dtype, expected in ((torch.float64, torch.float64), (torch.bfloat16, torch.float32)):
+        assert model.to(dtype)(ids, labels=ids).loss.dtype == expected
+
+
 def test_arguments_of_lstms():
     model, ids = lstm(vocab_size=270).eval(), tokens()
     past, positions = model(ids, use_cache=True).past_key_values, torch.arange(12)[None]
