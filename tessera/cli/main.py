@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NoReturn
@@ -42,7 +43,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb. Exit status: 0, 2 after a user's mistake (its message on stderr), 130 when interrupted."""
+    """Run one verb. Exit status: 0, 2 after a user's mistake (its message on stderr), 130 when interrupted.
+
+    With TESSERA_DEBUG in the environment a mistake's traceback stands before its message.
+    """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # a terminal without a character shows ?
@@ -59,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         return status
     except TesseraError as error:
+        _trace()
         if os.environ.get("RANK", "0") != "0":
             time.sleep(SECONDS_FOR_THE_FIRST)  # torchrun ends this process meanwhile, if the first one says the same
         print(error, file=sys.stderr)
@@ -75,10 +80,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"tessera: out of memory ({first_line(error)[:200]}). Use a smaller batch or model.", file=sys.stderr)
         return USER_ERROR
     except OSError as error:  # a full disk, a name that is too long, a folder without permission
+        _trace()
         _flush_or_abandon_output()
         path = f": {error.filename}" if error.filename else ""
         print(f"tessera: {error.strerror or error}{path}"[:400], file=sys.stderr)
         return USER_ERROR
+
+
+def _trace() -> None:
+    if os.environ.get("TESSERA_DEBUG"):
+        traceback.print_exc()
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -25,6 +25,16 @@ def test_every_verb_explains_itself(capsys, verb):
     assert len(capsys.readouterr().out.splitlines()) > 8
 
 
+def test_where_a_mistake_came_from_is_shown_to_who_asks_for_it(tessera, monkeypatch):
+    said = tessera("info", "nonsense")[2]
+    monkeypatch.setenv("TESSERA_DEBUG", "1")
+    status, _, shown = tessera("info", "nonsense")
+    assert status == 2
+    assert said.count("\n") == 1
+    assert shown.startswith("Traceback")
+    assert shown.endswith(said)
+
+
 @pytest.mark.parametrize(
     "command",
     [
