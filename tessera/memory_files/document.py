@@ -56,7 +56,7 @@ class Document:
     precision: str | None = None
 
     def has_text_of(self, other: "Document") -> bool:
-        """Whether it was read from the same text, begun as now or as in earlier releases; of no tokens nobody knows."""
+        """Whether it was read from the same text, begun as now or as in earlier versions; of no tokens nobody knows."""
         shorter, longer = sorted((self, other), key=lambda document: len(document.tokens))
         opening = len(longer.tokens) - len(shorter.tokens)
         is_text = len(shorter.tokens) > 0 and self.size == other.size and not longer.widths[:opening].any()
