@@ -26,7 +26,14 @@ from transformers import PreTrainedModel
 from tessera.base.files import write_text_atomically
 from tessera.evaluation.provenance import provenance
 from tessera.evaluation.questions import right_answers
-from tessera.papers.babilong.run import MODELS, PUBLISHED_SHARE, UNSEEN, WHOLE_UNSEEN, BabilongSettings
+from tessera.papers.babilong.run import (
+    MODELS,
+    PUBLISHED_SHARE,
+    UNSEEN,
+    WHOLE_UNSEEN,
+    BabilongSettings,
+    read_as_tested,
+)
 from tessera.papers.babilong.sample import RESERVED
 from tessera.papers.babilong.task import BABILong
 from tessera.papers.experiment import EXPERIMENTS, Run, RunSelection
@@ -94,6 +101,7 @@ def trained(run: Run, trainings: Path) -> tuple[PreTrainedModel, StagedQuestions
     model = starting_model(recipe, data.tokenizer, context=longest)
     folder = Job("babilong", trainings).folder(run)
     train_recipe_stages(model, recipe, data, folder, lambda share, note: print(f"{share:.1%}: {note}", flush=True))
+    read_as_tested(model, settings.model, data)
     return model, data
 
 

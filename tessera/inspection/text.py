@@ -20,7 +20,7 @@ from tessera.data.text_files import text_of_file
 from tessera.data.tokenizers import token_bytes
 from tessera.models.causality import evaluating
 from tessera.models.recurrence import MemoryState, SegmentedForCausalLM
-from tessera.models.recurrence.segmented_input import segment_borders
+from tessera.models.recurrence.segmented_input import SegmentCut
 from tessera.models.stack import StackForCausalLM
 from tessera.models.stack_state import StackState
 from tessera.models.transformer import context_limit
@@ -180,7 +180,7 @@ class Reading:
         return output.logits[0], None if is_last else output.past_key_values
 
     def _parts(self) -> list[Part]:
-        steps, config = self.input_ids.shape[1], self.model.config
+        steps = self.input_ids.shape[1]
         is_stack = isinstance(self.model, StackForCausalLM)
         kind = MemoryState if self.is_segmented else StackState if is_stack else type(None)
         is_state = self.memory is None or isinstance(self.memory, kind)
@@ -190,8 +190,8 @@ class Reading:
             if isinstance(self.memory, MemoryState):
                 self.memory.expect_fits(self.model.empty_memory(1), "inspection")
             front = self.model.segment_runner().front
-            borders = segment_borders(steps, config.segment_size, config.segment_alignment)
-            return [Part(start, end, front) for start, end in borders]
+            cut = SegmentCut.of(self.model.config)
+            return [Part(*border, front) for border in cut.borders(steps, cut.ends_in(self.input_ids[0]))]
         if not is_stack or self.inputs:
             return [Part(0, steps)]
         return [Part(*border) for border in pairwise([*range(0, steps, BLOCK), steps])]

@@ -9,7 +9,7 @@ import torch
 from tessera.models.adjusting import adjusted_config
 from tessera.models.sizes import count_parameters
 from tessera.papers.babilong import run as module
-from tessera.papers.babilong.run import BUDGETS, MODELS, RECIPES, SHUT, THRESHOLD, UNSEEN, LastSegment
+from tessera.papers.babilong.run import BUDGETS, MODELS, RECIPES, SHUT, THRESHOLD, UNSEEN, LastSegment, read_as_tested
 from tessera.papers.babilong.sample import RESERVED, hide
 from tessera.papers.results import ResultsFile
 from tessera.recipes.model_section import model_config
@@ -56,6 +56,16 @@ def test_trainings_on_unseen_books_differ_in_the_gate_of_the_normaliser():
     assert gated["model"] == {**ungated["model"], "gate_normalizer": True}
     assert not ungated["model"]["gate_normalizer"]
     assert {**gated, "name": "", "model": None} == {**ungated, "name": "", "model": None}
+
+
+def test_segments_end_at_sentences_in_the_tests_of_one_model_alone(model_and_task):
+    cut, plain = (CPU.run(f"armt_mosaic_{name}", "qa1", 27).configuration for name in ("sentences", "longer"))
+    assert {**cut.recipe, "name": ""} == {**plain.recipe, "name": ""}, "it is the same training"
+    model, data = model_and_task[0], data_of(cut)
+    for settings, ends in ((plain, None), (cut, ["."])):
+        read_as_tested(model, settings.model, data)
+        ids = model.config.segment_end_ids
+        assert ends == (ids and data.tokenizer.decode(ids).split())
 
 
 def test_the_tested_stories_are_as_long_as_babis(monkeypatch):

@@ -23,6 +23,7 @@ from tessera.models.armt.modeling import ARMTForCausalLM, ARMTState
 from tessera.models.recurrence.base_model import layer_list
 from tessera.models.recurrence.layer_hooks import LayerHooks
 from tessera.models.recurrence.segment_runner import Segment
+from tessera.models.recurrence.segmented_input import SegmentCut
 from tessera.models.recurrence.stream import ids_of, parts_of, read_stream
 
 
@@ -73,8 +74,7 @@ def read_diagonally(
     T must be a multiple of the segment size, and all layers of the base of one structure; no padding. Differentiable.
     Costs the memory of L cells and one stacked copy of the layers' weights.
     """
-    expect(isinstance(model, ARMTForCausalLM), "read_diagonally", "model", "be ARMT", type(model).__name__)
-    size = model.config.segment_size
+    size = _segment_size(model, "read_diagonally")
     is_complete = input_ids.shape[1] > 0 and input_ids.shape[1] % size == 0
     expect(is_complete, "read_diagonally", "input_ids", f"hold whole segments of {size} tokens", input_ids.shape[1])
     hidden, new, like = _read(model, input_ids, state)
@@ -91,18 +91,25 @@ def read_stream_diagonally(
 
     With L layers these take `segments + L - 1` steps; memory O(segments), constant in the number of tokens.
     """
-    expect(isinstance(model, ARMTForCausalLM), "read_stream_diagonally", "model", "be ARMT", type(model).__name__)
+    size = _segment_size(model, "read_stream_diagonally")
     expect(segments >= 1, "read_stream_diagonally", "segments", "be at least 1", segments)
     state: Any = model.empty_memory(1) if memory_state is None else memory_state
-    size = model.config.segment_size
     device = model.get_input_embeddings().weight.device
-    for piece in parts_of(tokens, segments * size):
+    for piece in parts_of(tokens, SegmentCut(segments * size)):
         end = len(piece) // size * size
         if end:
             state = _read(model, ids_of(piece[:end])[None].to(device), state)[1]
         if end < len(piece):
             state = read_stream(model, piece[end:], state)
     return state
+
+
+def _segment_size(model: ARMTForCausalLM, where: str) -> int:
+    """Of all segments, which are equally long."""
+    expect(isinstance(model, ARMTForCausalLM), where, "model", "be ARMT", type(model).__name__)
+    ends = model.config.segment_end_ids
+    expect(ends is None, where, "segment_end_ids", "be None, as diagonals need segments of one length", ends)
+    return model.config.segment_size
 
 
 def _read(model: ARMTForCausalLM, input_ids: Tensor, state: Any) -> tuple[list[Tensor], ARMTState, Any]:

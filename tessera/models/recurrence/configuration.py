@@ -16,6 +16,9 @@ class SegmentedConfig(StrictConfig):
         base_config: the configuration of the base model, or a mapping of it with its `model_type`.
         segment_size: ordinary tokens per segment. num_memory_tokens: memory tokens at each end that has some.
         segment_alignment: "left" (the last segment is short), "right" (the first is), or "center" (equal lengths).
+        segment_end_ids: tokens that end a sentence: a segment ends behind the first of them among its last
+            `segment_end_window` tokens, else when it is full, so that no sentence that fits into the window behind
+            another one is cut; None: when it is full. Needs alignment "left". A trained model can be given them.
         own_memory_positions: for bases with a learned table of positions: memory tokens have rows of their own, by
             which the table grows, in place of consecutive positions (the published `wrap_pos`).
         backprop_segments: gradients flow through the memory of this many last segments; None: of all. Segments before
@@ -30,12 +33,14 @@ class SegmentedConfig(StrictConfig):
 
     keys_to_ignore_at_inference = ["past_key_values", "memory_state", "segment_states", "penalty"]
     sub_configs: ClassVar[dict[str, type]] = {"base_config": AutoConfig}
-    adjustable: ClassVar[frozenset[str]] = frozenset({"backprop_segments"})
+    adjustable: ClassVar[frozenset[str]] = frozenset({"backprop_segments", "segment_end_ids", "segment_end_window"})
 
     base_config: Any = None
     segment_size: int = 512
     num_memory_tokens: int = 10
     segment_alignment: str = "left"
+    segment_end_ids: list[int] | None = None
+    segment_end_window: int = 16
     own_memory_positions: bool = False
     backprop_segments: int | None = None
     layers_path: str | None = None
@@ -69,6 +74,15 @@ class SegmentedConfig(StrictConfig):
         if self.base_config is not None and not isinstance(self.base_config, PreTrainedConfig):
             problems.append(f"base_config must be a configuration or a mapping; got {type(self.base_config).__name__}.")
         problems += self.one_of(segment_alignment=ALIGNMENTS)
+        if self.segment_end_ids is not None:
+            if not self.segment_end_ids or min(self.segment_end_ids) < 0:
+                problems.append(f"segment_end_ids must be None or numbers of tokens; got {self.segment_end_ids}.")
+            if self.segment_alignment != "left":
+                got = self.segment_alignment
+                problems.append(f'segment_alignment must be "left" beside segment_end_ids; got "{got}".')
+            if not 1 <= self.segment_end_window <= self.segment_size:
+                most = f"1 to segment_size ({self.segment_size})"
+                problems.append(f"segment_end_window must be from {most}; got {self.segment_end_window}.")
         if self.backprop_segments is not None:
             problems += self.positive("backprop_segments")
         return problems

@@ -14,7 +14,7 @@ from tessera.models.forking import fitting
 from tessera.models.recurrence.base_model import computes_twice, expect_as_many_calls, position_table, skips_padding
 from tessera.models.recurrence.collector import Collector, Seen, SegmentResult
 from tessera.models.recurrence.layer_hooks import LayerHooks
-from tessera.models.recurrence.segmented_input import SegmentedInput, Span
+from tessera.models.recurrence.segmented_input import SegmentCut, SegmentedInput, Span
 from tessera.models.recurrence.state import MemoryState, OpenSegment, RowMemories, SegmentCache, remembering
 
 if TYPE_CHECKING:
@@ -115,13 +115,14 @@ class SegmentRunner:
         Rows that have ended are left out of the following segments. Every row gives what it gives alone.
         """
         config, most = self.config, self.config.backprop_segments
-        opened = {} if cache is None else dict(cache.groups)
+        groups = () if cache is None else cache.groups
         memories, open_groups, states = RowMemories(range(text.shape[0]), memory), [], []
         if cache is not None:
-            memories.parts = [(rows, open_.memory and open_.memory.recordable()) for rows, open_ in cache.groups]
-        lengths = [(rows, open_.length) for rows, open_ in opened.items()]
-        cut = (config.segment_size, config.segment_alignment, self.joins_rows, lengths, use_cache, extend_segment)
-        segments, calls = list(text.segments(*cut)), self._calls_by_row(text.shape[0])
+            memories.parts = [(rows, open_.memory and open_.memory.recordable()) for rows, open_ in groups]
+        lengths = [(rows, config.segment_size if open_.is_full else open_.length) for rows, open_ in groups]
+        spans_of_steps = text.segments(SegmentCut.of(config), self.joins_rows, lengths, use_cache, extend_segment)
+        segments, calls = list(spans_of_steps), self._calls_by_row(text.shape[0])
+        opened = {} if cache is None else {span.rows: cache.open_segment(span.rows) for span in segments[0]}
         names = calls[0]["adapter_names"] if calls else []
         expect_as_many_calls(self.base, sum(map(len, segments)))
         for spans in segments:
@@ -138,7 +139,7 @@ class SegmentRunner:
                 if not span.close:
                     kept, length = remembering(result.cache), segment.before + segment.steps
                     sizes = (kept.get_seq_length(), length, segment.visible, len(span.rows))
-                    open_groups.append((span.rows, OpenSegment(result.memory, kept, *sizes)))
+                    open_groups.append((span.rows, OpenSegment(result.memory, kept, *sizes, span.is_full)))
                 memories.put(span.rows, result.memory and result.memory.detach_rows(is_cut))
             if keep_states and any(span.close for span in spans):  # all of them in memory at once
                 states.append(memories.all(self.model.unread))

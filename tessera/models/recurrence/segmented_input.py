@@ -2,8 +2,10 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -32,16 +34,49 @@ def segment_borders(length: int, size: int, alignment: str = "left") -> list[tup
     return list(itertools.pairwise(cuts))
 
 
-def _borders(length: int, size: int, alignment: str, before: int | None, extends: bool) -> list[tuple[int, int]]:
-    """The segments of `length` tokens: behind `before` tokens of an open one, what fits into that one first.
+@dataclass(frozen=True)
+class SegmentCut:
+    """Where segments begin and end: the arguments of `SegmentedConfig`.
 
-    An open segment that is full is closed by a part without tokens; one that `extends` is never full.
+    A position in `ends` stands behind a token that ends a sentence.
     """
-    if before is None:
-        return segment_borders(length, size, alignment)
-    room = length if extends else min(size - before, length)
-    rest = segment_borders(length - room, size) if length > room else []
-    return [(0, room)] + [(start + room, end + room) for start, end in rest]
+
+    size: int
+    alignment: str = "left"
+    end_ids: tuple[int, ...] = ()
+    window: int = 1
+
+    @classmethod
+    def of(cls, config: Any) -> Self:
+        """Of a `SegmentedConfig`."""
+        ids = tuple(config.segment_end_ids or ())
+        return cls(config.segment_size, config.segment_alignment, ids, config.segment_end_window)
+
+    def end(self, begin: int, ends: Sequence[int] = ()) -> int:
+        """Where the segment from `begin` on ends: at the first of `ends` (ascending) in its window, else when full."""
+        full = begin + self.size
+        index = bisect_left(ends, full - self.window + 1)
+        return min(ends[index], full) if index < len(ends) else full
+
+    def borders(
+        self, length: int, ends: Sequence[int] = (), before: int | None = None, extends: bool = False
+    ) -> list[tuple[int, int]]:
+        """The segments of `length` tokens: behind `before` tokens of an open one, what fits into that one first.
+
+        An open segment that is full is closed by a part without tokens; one that `extends` is never full.
+        """
+        if before is None and not ends:
+            return segment_borders(length, self.size, self.alignment)
+        cuts = [0, length if extends else max(0, min(self.end(-(before or 0), ends), length))]
+        while cuts[-1] < length:
+            cuts.append(min(self.end(cuts[-1], ends), length))
+        return list(itertools.pairwise(cuts))
+
+    def ends_in(self, tokens: Tensor) -> list[int]:
+        """The positions behind those of `tokens` (T,) that end a sentence."""
+        if not self.end_ids:
+            return []
+        return (torch.isin(tokens, tokens.new_tensor(self.end_ids)).nonzero().flatten() + 1).tolist()
 
 
 def random_segments(
@@ -69,6 +104,7 @@ class Span:
     lengths: tuple[int, ...]  # how many tokens it has there
     following: tuple[int, ...]  # how many segments follow in each
     close: bool  # whether the segment ends here
+    is_full: bool  # of a segment that stays open: whether it ends where the next token comes
     is_all: bool  # whether these are all rows of the text, and the span has the same place in each
 
     @property
@@ -143,8 +179,7 @@ class SegmentedInput:
 
     def segments(
         self,
-        size: int,
-        alignment: str,
+        cut: SegmentCut,
         is_together: bool,
         open_segments: Iterable[tuple[tuple[int, ...], int]] = (),  # of each group of a cache: rows, tokens read
         keep_open: bool = False,  # whether each row's last segment stays open
@@ -153,35 +188,48 @@ class SegmentedInput:
         """The first segment of every row, then the second, ...; rows that have ended are left out.
 
         Rows that cannot be one batch are spans of their own: those whose segment stays open, by its length; and unless
-        `is_together` (the base is told positions, and skips padding), those of different lengths.
+        `is_together` (the base is told positions, and skips padding), those of different lengths. Raises
+        `TesseraError`: embeddings, where the tokens say where segments end.
         """
         opened = {row: (group, length) for group, (rows, length) in enumerate(open_segments) for row in rows}
         alike: dict[tuple, list[int]] = {}
-        for row, length in enumerate(self.lengths):
-            alike.setdefault((opened.get(row, (0, None)), length), []).append(row)
+        for row, (length, ends) in enumerate(zip(self.lengths, self._sentence_ends(cut))):
+            alike.setdefault((opened.get(row, (0, None)), length, ends), []).append(row)
         kinds = [
-            (group, rows, _borders(length, size, alignment, before, extend))
-            for ((group, before), length), rows in alike.items()
+            (group, before, ends, rows, cut.borders(length, ends, before, extend))
+            for ((group, before), length, ends), rows in alike.items()
         ]
-        for step in range(max(len(borders) for _, _, borders in kinds)):
+        for step in range(max(len(borders) for *_, borders in kinds)):
             batches: dict[tuple, list[tuple[int, int, int, int]]] = {}
-            for group, rows, borders in kinds:
+            for group, before, ends, rows, borders in kinds:
                 if step < len(borders):
                     start, end = borders[step]
                     following = len(borders) - step - 1
                     stays_open = keep_open and not following
-                    # An open segment that is gone on with is its group's; its rows are equally long.
-                    apart = stays_open or not is_together
-                    key = (stays_open, end - start if apart else 0, group if step == 0 else 0)
+                    goes_on = step == 0 and before is not None
+                    is_full = stays_open and end == cut.end(start - (before or 0) * goes_on, ends)
+                    # The rows of an open segment are equally long, and go on in the group that they are of.
+                    apart = stays_open or goes_on or not is_together
+                    key = (not stays_open, is_full, end - start if apart else 0, group if step == 0 else 0)
                     batches.setdefault(key, []).extend(
                         (row, self.starts[row] + start, end - start, following) for row in rows
                     )
-            yield [self._span(sorted(members), not key[0]) for key, members in batches.items()]
+            yield [self._span(sorted(members), *key[:2]) for key, members in batches.items()]
 
-    def _span(self, members: list[tuple[int, int, int, int]], close: bool) -> Span:
+    def _span(self, members: list[tuple[int, int, int, int]], close: bool, is_full: bool) -> Span:
         rows, starts, lengths, following = map(tuple, zip(*members))
         is_all = len(rows) == len(self.lengths) and len({*zip(starts, lengths)}) == 1
-        return Span(rows, starts, lengths, following, close, is_all)
+        return Span(rows, starts, lengths, following, close, is_full, is_all)
+
+    def _sentence_ends(self, cut: SegmentCut) -> list[tuple[int, ...]]:
+        """Of each row's text the positions behind tokens that end a sentence; a hidden one ends none."""
+        if not cut.end_ids:
+            return [()] * len(self.lengths)
+        needed = "be left out where segment_end_ids says where segments end"
+        expect(not self.tokens.is_floating_point(), "forward", "inputs_embeds", needed, tuple(self.tokens.shape))
+        tokens = self.tokens.cpu() if self.real is None else self.tokens.masked_fill(~self.real, -1).cpu()
+        places = zip(tokens, self.starts, self.lengths)
+        return [tuple(cut.ends_in(row[start : start + length])) for row, start, length in places]
 
     def embeddings(self, span: Span) -> Tensor:
         """Embeddings (b, n, hidden) of a span; anything where a row is shorter."""

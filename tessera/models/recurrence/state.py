@@ -181,6 +181,7 @@ class OpenSegment:
     length: int  # ordinary tokens in the segment
     visible: Tensor | None  # booleans (B, length); None when no position is hidden
     batch_size: int
+    is_full: bool = False  # whether it ends where the next token comes
 
     def again(self) -> Any:
         """The base's cache of the segment, as it was when this was made: one may go on from here twice.
@@ -243,6 +244,11 @@ class SegmentCache(PastValue):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens read."""
         return self.total
+
+    def open_segment(self, rows: tuple[int, ...]) -> OpenSegment:
+        """What `rows`, all or some of a group, go on with; of some without their memory."""
+        held, segment = next(group for group in self.groups if rows[0] in group[0])
+        return segment if rows == held else segment.select([held.index(row) for row in rows], None, in_place=False)
 
     def take_back(self) -> None:
         """See `State.take_back`."""

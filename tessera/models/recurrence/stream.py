@@ -13,7 +13,7 @@ from tessera.base.precision import autocast
 from tessera.models.forward_arguments import token_ids
 from tessera.models.recurrence.collector import Collector
 from tessera.models.recurrence.modeling import SegmentedForCausalLM
-from tessera.models.recurrence.segmented_input import SegmentedInput
+from tessera.models.recurrence.segmented_input import SegmentCut, SegmentedInput
 from tessera.models.recurrence.state import MemoryState, RowMemories
 
 
@@ -71,7 +71,8 @@ def read_streams(
     device = embed.weight.device
     runner = model.segment_runner()
     memories = RowMemories(range(len(texts)), state if bool(state.segments_read.any()) else None)
-    reading = {row: parts_of(tokens, model.config.segment_size) for row, tokens in enumerate(texts)}
+    cut = SegmentCut.of(model.config)
+    reading = {row: parts_of(tokens, cut) for row, tokens in enumerate(texts)}
     with progress_bar(progress, total) as bar, autocast(precision, device.type):
         while parts := {row: part for row, rest in reading.items() if (part := next(rest, None))}:
             rows, lengths = tuple(parts), tuple(map(len, parts.values()))
@@ -87,10 +88,13 @@ def progress_bar(shown: bool, total: int | None) -> tqdm:
     return tqdm(total=total, unit=" tokens", unit_scale=True, disable=not shown, mininterval=0.5)
 
 
-def parts_of(tokens: Iterable[int], size: int) -> Iterator[list[int]]:
-    """`size` tokens at a time; the last part may be short."""
+def parts_of(tokens: Iterable[int], cut: SegmentCut) -> Iterator[list[int]]:
+    """The tokens of one segment after the other; the last may be short."""
     iterator = iter(tokens)
-    while part := list(islice(iterator, size)):
+    rest: list[int] = []
+    while part := rest + list(islice(iterator, cut.size - len(rest))):
+        end = cut.end(0, cut.ends_in(ids_of(part))) if cut.end_ids else cut.size
+        part, rest = part[:end], part[end:]
         yield part
 
 
