@@ -1,5 +1,7 @@
 """generate() across segment borders: what reading the grown text from the start would choose."""
 
+from dataclasses import replace
+
 import torch
 
 from tests.covering import each_value, some
@@ -135,3 +137,14 @@ def test_a_cache_of_a_recurrent_base_is_continued_once():
     model(ids, past_key_values=cache, use_cache=True)
     cache.take_back()
     refused("past_key_values must not have been continued before", model, ids, past_key_values=cache, use_cache=True)
+
+
+def test_a_segment_that_was_extended_beyond_its_size_is_closed_by_the_next_call():
+    model, text = make(segment_size=8), tokens(1, 22)
+    cache = model(text[:, :4], use_cache=True).past_key_values
+    cache = model(text[:, 4:12], past_key_values=cache, use_cache=True, extend_segment=True).past_key_values
+    output = model(text[:, 12:], past_key_values=cache)
+    wide = replace(make(segment_size=12)(text[:, :12]).memory_state, model=None)
+    expected = model(text[:, 12:], memory_state=wide)
+    close(output.logits, expected.logits)
+    same_memory(output.memory_state, expected.memory_state)

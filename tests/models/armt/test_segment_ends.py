@@ -165,3 +165,11 @@ def test_readings_that_need_equal_segments_or_tokens_are_refused():
     refused("segment_end_ids must be None, as diagonals", read_stream_diagonally, model, ids[0].tolist())
     make_right = {"segment_size": SIZE, "segment_alignment": "right", "segment_end_ids": [1]}
     refused('segment_alignment must be "left" beside', make, **make_right)
+
+
+def test_a_hidden_token_ends_no_segment():
+    model, text = ending(), torch.tensor([[10, 11, 12, 13, 14, ENDS[0], 15, 16, 17, 18]])
+    mask = torch.ones_like(text)
+    mask[0, 5] = 0
+    other = text.index_fill(1, torch.tensor([5]), 30)
+    same_memory(model(text, attention_mask=mask).memory_state, model(other, attention_mask=mask).memory_state)
