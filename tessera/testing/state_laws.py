@@ -67,7 +67,11 @@ class Subject:
         self.cut = half or getattr(config, "segment_size", None) or LENGTH // 2
         self.short = self.cut + 1 if half else self.cut // 2 + 1  # tokens of the row that is padded
         length = 2 * half if half else max(LENGTH, self.cut + LENGTH // 2)
-        self.ids = torch.randint(low, config.vocab_size, (2, length), generator=generator).to(model.device)
+        ids = torch.randint(low, config.vocab_size, (2, length), generator=generator)
+        if ends := getattr(config, "segment_end_ids", None):  # here segments end when they are full
+            other = min(set(range(low, config.vocab_size)) - set(ends), default=0)
+            ids[torch.isin(ids, torch.tensor(ends))] = other
+        self.ids = ids.to(model.device)
         self.is_segmented = hasattr(config, "segment_size")
         self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
 

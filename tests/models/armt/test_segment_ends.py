@@ -14,6 +14,7 @@ from tessera.models.recurrence import read_stream, read_streams
 from tessera.models.recurrence.segmented_input import SegmentCut
 from tessera.models.saving.state_file import StateFile, save_values
 from tessera.tasks.question_answering import QuestionBatch
+from tessera.testing.state_laws import check_state
 from tests.covering import each_value, some
 from tests.models.armt.bases import KINDS, PAIRS, SOME, is_greedy, make, same_memory, tokens
 from tests.refusals import refused
@@ -123,6 +124,11 @@ def test_an_open_segment_that_is_full_is_stored_as_one(tmp_path):
     stored = StateFile.open(tmp_path / "state", "load").values()["cache"]
     for state in (cache, stored):
         close(model(text[:, 6:], past_key_values=state).logits, model(text).logits[:, 6:])
+
+
+def test_the_laws_of_states_hold():
+    findings = check_state(ending(ids=range(4, 40)))
+    assert [finding.law for finding in findings if finding.error is not None and not finding.holds] == []
 
 
 def test_inspection_shows_the_same_segments():
