@@ -71,14 +71,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Load, then answer question by question."""
     from tessera.memory_files.answering import answers_questions
     from tessera.memory_files.document import document_paths
-    from tessera.memory_files.memory import Memory
-    from tessera.models.saving.loading import load_model, load_tokenizer
+    from tessera.memory_files.memory import memory_of
     from tessera.papers.babilong.asking import read_planted
 
     _expect_one_way(arguments)
     paths = [path for name in arguments.text for path in document_paths(name, "ask", "--text")]
     typed = standard_texts("ask", by_line=True) if arguments.interactive else iter(())
-    memory = Memory(load_model(arguments.model), load_tokenizer(arguments.model))
+    memory = memory_of(arguments.model)
     if answers_questions(memory.tokenizer):
         refuse_sampling(arguments, "ask", "this model answers questions, with its likeliest word")
     if arguments.samples is not None:

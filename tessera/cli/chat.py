@@ -38,10 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Read, answer, until the end of the input."""
     from tessera.memory_files.answering import answers_questions
-    from tessera.memory_files.memory import Memory
-    from tessera.models.saving.loading import load_model, load_tokenizer
+    from tessera.memory_files.memory import memory_of
 
-    memory = Memory(load_model(arguments.model), load_tokenizer(arguments.model))
+    memory = memory_of(arguments.model)
     if arguments.memory is not None:
         memory.load(arguments.memory, "chat", "--memory")
     is_trained = answers_questions(memory.tokenizer)
@@ -118,7 +117,7 @@ class _Chat:
             print("no documents")
 
     def _save(self, name: str) -> None:
-        from tessera.memory_files.memory import require_place
+        from tessera.memory_files.storing import require_place
 
         name = name or self.file
         expect(bool(name), "chat", "/save", "name a file", "none")

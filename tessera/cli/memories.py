@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Dispatch to the action."""
-    from tessera.memory_files.memory import is_stored_memory
+    from tessera.memory_files.storing import is_stored_memory
 
     names, action = arguments.names, arguments.action
     if action in ("ls", "info"):
@@ -47,19 +47,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _change(arguments: argparse.Namespace) -> int:
     import tessera.models  # noqa: F401 (what states are made of)
-    from tessera.memory_files.memory import Memory, mark_of, require_place
-    from tessera.models.saving.loading import load_model, load_tokenizer
+    from tessera.memory_files.memory import Memory, memory_of
+    from tessera.memory_files.storing import mark_of, require_place
 
     first, *others = arguments.names
     is_merge = arguments.action == "merge"
     expect(arguments.out is not None or not is_merge, "memories", "--out", "be given with merge", "none")
     out = Path(arguments.out or first)
-    mark = mark_of(out) if arguments.out is None else require_place(out, arguments.overwrite, "memories")
-    model = () if arguments.model is None else (load_model(arguments.model), load_tokenizer(arguments.model))
-    memory = Memory(*model).load(first, "memories", "M")
+    advice = "Use --overwrite."
+    mark = mark_of(out) if arguments.out is None else require_place(out, arguments.overwrite, "memories", advice=advice)
+    memory = memory_of(arguments.model).load(first, "memories", "M")
     for name in others:
         if is_merge:
-            memory.merge(Memory(*model).load(name, "memories", "M"))
+            memory.merge(Memory(memory.model, memory.tokenizer).load(name, "memories", "M"))
         else:
             memory.forget(name)
     expect(bool(memory.documents), "memories", "a document", "be left", "none", f"Delete {first} instead.")

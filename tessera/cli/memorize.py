@@ -4,10 +4,12 @@ MODEL is a folder with a causal language model and its tokenizer: a Memory Mosai
 or any decoder of transformers. Each FILE is a document: text in UTF-8, packed by gzip or not; "-" is standard input;
 PDF, docx, HTML and EPUB with the package markitdown. `tessera ask` answers from the stored memory, and `tessera
 memories` merges and forgets documents. --append adds to the memory that --out names; --memory, in its place, goes on
-from an earlier one. A text that is there already is not read again.
+from an earlier one. A text that is there already is not read again. What is read is stored on the way, and a run that
+was stopped goes on with --append.
 """
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -33,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Read, store, say what was read."""
     from tessera.memory_files.document import document_paths, free_name
-    from tessera.memory_files.memory import Memory, require_place
-    from tessera.models.saving.loading import load_model, load_tokenizer
+    from tessera.memory_files.memory import memory_of
+    from tessera.memory_files.storing import MemoryWriter, require_place
 
     out = Path(arguments.out)
     typed: tuple = (standard_texts("memorize"),) if "-" in arguments.files else ()
@@ -43,16 +45,23 @@ def run(arguments: argparse.Namespace) -> int:
         paths = [] if name == "-" else document_paths(name, "memorize", "FILE")
         sources |= {str(path): (path,) for path in paths} or {"-": typed}
     mark = require_place(out, arguments.overwrite or arguments.append)
-    memory = Memory(load_model(arguments.model), load_tokenizer(arguments.model))
+    memory = memory_of(arguments.model)
     before = arguments.memory or (arguments.out if arguments.append and out.exists() else None)
     if before is not None:
         memory.load(before, "memorize", "--memory")
     sources |= {"-": (*typed, free_name("standard input", memory.names))} if typed else {}
-    names, options = memory.names, {"progress": sys.stderr.isatty(), "precision": arguments.precision}
-    _, status = of_each(sources, lambda name: memory.read(*sources[name], **options))
-    if status and not memory.documents:
-        return status
-    if before != arguments.out or memory.names != names:  # else the file holds all of it
-        memory.save(out, mark)
-    print(f"{out}: {memory.described()}, {out.stat().st_size / 1e6:.2f} MB")
+    options = {"progress": sys.stderr.isatty(), "precision": arguments.precision}
+    writer = MemoryWriter(memory, out, mark, is_stored=before == arguments.out)
+    with writer.storing_when_stopped(lambda file: _again(arguments, file)):
+        _, status = of_each(sources, lambda name: memory.read(*sources[name], **options), writer.after_document)
+        if memory.documents:
+            writer.finish()
+            print(f"{out}: {memory.described()}, {out.stat().st_size / 1e6:.2f} MB")
     return status
+
+
+def _again(arguments: argparse.Namespace, file: Path) -> str:
+    """The command that goes on behind what `file` holds."""
+    words = ["tessera", "memorize", arguments.model, *arguments.files, "--out", str(file), "--append"]
+    words += ["--precision", arguments.precision] * (arguments.precision != "auto")
+    return shlex.join([*words, *(word for name in arguments.imports for word in ("--import", name))])

@@ -153,9 +153,11 @@ def add_measured_models(parser: argparse.ArgumentParser, rows: str) -> None:
     add("--output", type=Path, metavar="FILE", help=OUTPUT_HELP)
 
 
-def of_each(names: Iterable[str], result_of: Callable[[str], Any]) -> tuple[list[Any], int]:
+def of_each(
+    names: Iterable[str], result_of: Callable[[str], Any], after_each: Callable[[], None] = lambda: None
+) -> tuple[list[Any], int]:
     """What `result_of` gives for each name, and the exit status. Of several names one that is refused does not stop the
-    others: it is said, and the status is 2."""
+    others, but an error of `after_each` does: it is said, and the status is 2."""
     names, results, status = list(names), [], 0
     for name in names:
         try:
@@ -165,6 +167,7 @@ def of_each(names: Iterable[str], result_of: Callable[[str], Any]) -> tuple[list
                 raise
             print(error if name in str(error) else f"{name}: {error}", file=sys.stderr)
             status = 2
+        after_each()
     return results, status
 
 

@@ -11,25 +11,25 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from tessera.base.checkpoints import tensor_checksum
 from tessera.base.errors import TesseraError, expect, first_line
-from tessera.base.files import expect_output, expect_plain_file, writing
+from tessera.base.files import expect_plain_file, writing
 from tessera.base.locks import folder_held
 from tessera.base.precision import resolve_precision
 from tessera.base.state import State
 from tessera.data.encoding import uncut
 from tessera.data.sources import FILE_ENDINGS
 from tessera.generation.sampling import Sampling
-from tessera.inspection.trace import is_trace
 from tessera.memory_files.answering import GREEDY, Answer, answer, answers_questions, require_known_words
 from tessera.memory_files.document import CONVERTED, Document, is_of_pairs, read_document_text, together
+from tessera.memory_files.storing import StoredBesideError, mark_of
 from tessera.models.carried_state import grows, read_document
 from tessera.models.fingerprint import Fingerprint, acting_weights, difference
 from tessera.models.recurrence.state import MADE_BY
-from tessera.models.saving.state_file import KIND, StateFile, save_values
+from tessera.models.saving.loading import load_model, load_tokenizer
+from tessera.models.saving.state_file import StateFile, save_values
 from tessera.models.stack import StackForCausalLM
 
 log = logging.getLogger(__name__)
@@ -226,8 +226,8 @@ class Memory:
         """Write the file, complete or not at all. `replaces`: the `mark_of` the file that may be replaced.
 
         Where `path` is a symbolic link, the file that it leads to is written.
-        Raises `TesseraError`: a memory that is not finite, or a file that cannot be written; or another process has
-        stored another file there: this memory is then beside it.
+        Raises `TesseraError`: a memory that is not finite, or a file that cannot be written; `StoredBesideError` where
+        another process has stored another file there: this memory is then beside it.
         """
         self.verify()  # what was changed must not be written again with a right checksum
         path = place = Path(path)
@@ -238,8 +238,8 @@ class Memory:
                 place = next(name for name in names if not name.exists())
             save_values(place, self.kind, {MADE_BY: self.owner, "documents": documents}, finite=True)
             self.marks[str(place)] = mark_of(place)
-        got, advice = "one that another process stored meanwhile", f"This memory is in {str(place)!r}."
-        expect(place == path, str(path), "the file", "be the one that was there at first", got, advice)
+        if place != path:
+            raise StoredBesideError(path, place)
         return self
 
     def load(self, path: str | Path, where: str = "load", argument: str = "path") -> Self:
@@ -329,6 +329,11 @@ class Memory:
         self.documents = (*documents, replace(document, state=state))
 
 
+def memory_of(folder: str | Path | None) -> Memory:
+    """An empty memory of the model and tokenizer in a folder; None: of no model. Raises as `load_model`."""
+    return Memory() if folder is None else Memory(load_model(folder), load_tokenizer(folder))
+
+
 def _documents(values: dict[str, Any], path: Path) -> tuple[Document, ...]:
     """Those in a file. Their tokens and widths stay on the CPU, as those of a text that was read."""
 
@@ -374,35 +379,3 @@ def made_by(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> dict[
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-
-
-def mark_of(path: Path) -> tuple[int, ...] | None:
-    """Tells the file `path` from any later one of its name; None where there is none."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def require_place(
-    out: Path, overwrite: bool, verb: str = "memorize", argument: str = "--out", advice: str = "Use --overwrite."
-) -> tuple[int, ...] | None:
-    """The `mark_of` `out`. Raises `TesseraError` unless a memory can be stored there: before a long text is read.
-
-    A file that exists is replaced if it is a stored memory and `overwrite` says so; no other file ever is.
-    """
-    mark = mark_of(out)
-    expect_output(out, verb, argument, is_stored_memory, "a stored memory")
-    is_free = overwrite or not out.exists()
-    expect(is_free, verb, argument, "be a new file", f"{str(out)!r}, a stored memory", advice)
-    return mark
-
-
-def is_stored_memory(path: Path) -> bool:
-    """Whether `path` is a file of a memory, of this version or an earlier one."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return KIND in (file.metadata() or {}) and not is_trace(path)
-    except (SafetensorError, OSError):
-        return False

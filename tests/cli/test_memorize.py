@@ -14,7 +14,7 @@ from tessera.data.store import open_or_build
 from tessera.data.text_files import text_of_files
 from tessera.inspection.text import read_tokens
 from tessera.memory_files import Memory
-from tessera.memory_files.memory import mark_of
+from tessera.memory_files.storing import mark_of
 from tessera.models.armt import ARMTState
 from tessera.models.recurrence import read_stream
 from tessera.models.saving.loading import load_model, load_tokenizer
@@ -77,7 +77,10 @@ def test_mistakes_are_one_line(done, refused, wrapped, run_folder, text, memory,
         (("memorize", wrapped, tmp_path / "empty.txt", "--out", new), "empty.txt', which is empty."),
         (("memorize", wrapped, text, "--out", text), "got '{text}', which exists and is no stored memory"),
         (("memorize", wrapped, text, "--out", text, "--overwrite"), "which exists and is no stored memory"),
-        (("memorize", wrapped, text, "--out", memory), "a stored memory. Use --overwrite."),
+        (
+            ("memorize", wrapped, text, "--out", memory),
+            "a stored memory. Use --append to go on behind what it holds, or --overwrite.",
+        ),
         (("ask", wrapped, "--memory", memory), "QUESTION must be given, or --interactive, and not both"),
         (("ask", wrapped, "Who?", "--memory", memory, "--interactive"), "and not both; got 1 questions"),
         (("ask", wrapped, "Who?", "--memory", text), "must be a stored memory"),

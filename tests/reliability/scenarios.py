@@ -98,6 +98,7 @@ def of_memories(shop: Workshop, folder: Path) -> dict[str, Scenario]:
     out, text = folder / "memory", str(shop.text)
     of_armt = ("memorize", str(shop.segmented), text, "--overwrite", "--out", str(out))
     append = ("memorize", str(shop.run), text, "--append", "--out", str(out))
+    several = ("memorize", str(shop.run), str(shop.recipe), text, "--out", str(out))
     merge = ("memories", "merge", str(shop.books), str(shop.kings), "--out", str(out))
     forget = ("memories", "forget", str(out), "queen")
     both = ("memories", "merge", str(out), str(shop.kings), "--out", str(out), "--overwrite")
@@ -131,6 +132,11 @@ def of_memories(shop: Workshop, folder: Path) -> dict[str, Scenario]:
         ),
         "memorize --append": Scenario(
             append, append, copied(shop.kings), holds(kings, kings + read), holds(kings + read, twice)
+        ),
+        "memorize, on the way": Scenario(  # stored behind each text
+            several, (*several, "--append"),
+            survives=holds([shop.recipe.name], [shop.recipe.name, *read], is_optional=True),
+            finished=holds([shop.recipe.name, *read]),
         ),
         "memories merge": Scenario(
             merge, (*merge, "--overwrite"),

@@ -12,6 +12,7 @@ import pytest
 
 from tessera.base.checkpoints import checkpoints, latest_complete, step_of
 from tessera.cli.main import main
+from tessera.memory_files import storing
 from tests.reliability import scenarios
 from tests.reliability.conftest import FACTOR, TORTURE, tried
 from tests.reliability.faults import count_operations, full_disk_from, in_child, kill_at, small_files
@@ -30,13 +31,16 @@ def folder(tmp_path):
 def scenario(shop, folder, name, monkeypatch) -> Scenario:
     if name == "models get":
         scenarios.pretend_package(shop, monkeypatch)
+    if name == "memorize, on the way":
+        monkeypatch.setattr(storing, "READING", 0)
     if name == "generate --compile":
         scenarios.compile_once(shop, folder, monkeypatch)
     return scenarios.of_runs(shop, folder).get(name) or scenarios.of_memories(shop, folder)[name]
 
 
 OF_RUNS = ["train", "train --resume", "train --overwrite", "eval --plot"]
-OF_MEMORIES = ["memorize --overwrite", "memorize --append", "memories merge", "memories forget", "ask --cite", "chat"]
+OF_MEMORIES = ["memorize --overwrite", "memorize --append", "memorize, on the way", "memories merge", "memories forget"]
+OF_MEMORIES += ["ask --cite", "chat"]
 NAMES = [*OF_RUNS, *OF_MEMORIES, "models get"]
 OPERATIONS: dict[str, int] = {}
 SAMPLE = ["train --overwrite", "memorize --append", "memories forget", "models get"]

@@ -25,9 +25,8 @@ from tessera.evaluation.provenance import provenance
 from tessera.memory_files.answering import Answer
 from tessera.memory_files.citations import recalled_of_tokens
 from tessera.memory_files.document import text_of_document
-from tessera.memory_files.memory import Memory
+from tessera.memory_files.memory import Memory, memory_of
 from tessera.memory_files.page import write_page
-from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.papers.babilong.asking import read_planted
 from tessera.papers.curves import panels
 from tessera.papers.passwords.task import FACT, PEOPLE, QUESTION, WORDS
@@ -106,7 +105,7 @@ def demo(output: Path, overrides: list[str], books: list[Path], seed: int) -> No
         started = time.perf_counter()
         goes_on = is_unfinished_run_of(reader, recipe)
         summary = train(recipe, reader, resume=goes_on, overwrite=not goes_on)
-        memory = Memory(load_model(reader), load_tokenizer(reader))
+        memory = memory_of(reader)
         hidden, began = list(hidden_passwords(names, seed)), time.perf_counter()
         for book in books:
             hidden = read_with_passwords(memory, book, hidden, seed)

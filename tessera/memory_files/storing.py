@@ -1,0 +1,130 @@
+"""Where a memory may be stored, and storing it while texts are being read."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError, safe_open
+
+from tessera.base.errors import TesseraError, expect
+from tessera.base.files import expect_output
+from tessera.inspection.trace import is_trace
+from tessera.models.saving.state_file import KIND
+
+if TYPE_CHECKING:
+    from tessera.memory_files.memory import Memory
+
+log = logging.getLogger(__name__)
+READING = 20  # seconds for each that the last storing took; the next one takes longer, as there is more
+FIRST_STORING = 0.1  # seconds: a guess until there is one
+
+
+class StoredBesideError(TesseraError):
+    """Another process has stored another file meanwhile: this memory is in `place`."""
+
+    def __init__(self, path: Path, place: Path) -> None:
+        got = f"one that another process stored meanwhile. This memory is in {str(place)!r}"
+        super().__init__(f"{path}: the file must be the one that was there at first; got {got}.")
+        self.place = place
+
+
+class MemoryWriter:
+    """Stores a memory in a file while texts are read into it, so that a reading that ends early loses few of them.
+
+    A storing writes the whole file anew. It comes behind a document, after `READING` times the seconds of the last one.
+    """
+
+    def __init__(self, memory: "Memory", path: Path, mark: tuple[int, ...] | None, is_stored: bool) -> None:
+        """`mark`: `mark_of` what may be replaced. `is_stored`: the file holds what the memory holds now."""
+        self.memory, self.path, self.mark = memory, path, mark
+        self.stored = memory.names if is_stored else []
+        self.seconds, self.since = FIRST_STORING, time.monotonic()
+        self.beside: StoredBesideError | None = None
+
+    def after_document(self) -> None:
+        """Store what was read, where the reading since the last storing has taken long enough. Raises as `store`."""
+        if time.monotonic() - self.since >= READING * self.seconds:
+            self.store()
+
+    def finish(self) -> None:
+        """Store what was read. Raises as `store`, and `StoredBesideError` where the file is now another process's."""
+        self.store()
+        if self.beside is not None:
+            raise self.beside
+
+    def store(self) -> None:
+        """Store what was read, unless it is stored; beside the file where that is now another process's.
+
+        Raises `TesseraError`: a memory that is not finite, or a file that cannot be written.
+        """
+        if self.memory.names == self.stored:
+            return
+        began = time.monotonic()
+        try:
+            self.memory.save(self.path, self.mark)
+        except StoredBesideError as error:
+            self.path, self.beside = error.place, error
+        self.mark, self.stored = self.memory.marks[str(self.path)], self.memory.names
+        self.since = time.monotonic()
+        self.seconds = self.since - began
+
+    @contextmanager
+    def storing_when_stopped(self, command: Callable[[Path], str]) -> Iterator[None]:
+        """When a signal or an error ends the reading inside, what was read is stored, and a line says so.
+
+        `command(file)` goes on from there. Ctrl-C becomes a `KeyboardInterrupt` of this line. A `TesseraError` passes:
+        it is of the only text, or of a storing.
+        """
+        names = self.memory.names
+        try:
+            yield
+        except TesseraError:
+            raise
+        except BaseException as stop:
+            if self.memory.names == names:
+                raise
+            self.store()
+            said = f"memorize: stopped; {self.path} holds {self.memory.described()}. Go on: {command(self.path)}"
+            if isinstance(stop, KeyboardInterrupt):
+                raise KeyboardInterrupt(said) from None
+            log.warning(said)
+            raise
+
+
+def mark_of(path: Path) -> tuple[int, ...] | None:
+    """Tells the file `path` from any later one of its name; None where there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def require_place(
+    out: Path,
+    overwrite: bool,
+    verb: str = "memorize",
+    argument: str = "--out",
+    advice: str = "Use --append to go on behind what it holds, or --overwrite.",
+) -> tuple[int, ...] | None:
+    """The `mark_of` `out`. Raises `TesseraError` unless a memory can be stored there: before a long text is read.
+
+    A file that exists is replaced if it is a stored memory and `overwrite` says so; no other file ever is.
+    """
+    mark = mark_of(out)
+    expect_output(out, verb, argument, is_stored_memory, "a stored memory")
+    is_free = overwrite or not out.exists()
+    expect(is_free, verb, argument, "be a new file", f"{str(out)!r}, a stored memory", advice)
+    return mark
+
+
+def is_stored_memory(path: Path) -> bool:
+    """Whether `path` is a file of a memory, of this version or an earlier one."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return KIND in (file.metadata() or {}) and not is_trace(path)
+    except (SafetensorError, OSError):
+        return False
