@@ -147,17 +147,19 @@ def _asker(arguments: argparse.Namespace, memory: "Memory") -> Callable[[str], d
             if task is not None and not task.is_stated(sentence):
                 said = "ask: the model was trained on no such sentence, and may misread it"
                 print(f"{said}: {sentence}", file=sys.stderr)
-    cite = 3 if arguments.cite or arguments.page else 0
+    sampling, cite = sampling_of(arguments), 3 if arguments.cite or arguments.page else 0
     if cite:
         memory.expect_pairs("ask: --cite")
-        beams = sampling_of(arguments).num_beams
-        expect(beams == 1, "ask", "--num-beams", "be 1 with --cite or --page, which follow one token by one", beams)
+        needed = "be 1 with --cite or --page, which follow one token by one"
+        expect(sampling.num_beams == 1, "ask", "--num-beams", needed, sampling.num_beams)
+    only = arguments.questions if len(arguments.questions) == 1 else ()  # of several each is answered or refused
+    memory.expect_answers(only, sampling)
     answers: list = []
 
     def ask(question: str) -> dict:
         """Answer, print answer and citations, and draw the page anew; the answer as a row of JSON."""
         say_guess(task, question)
-        answer = memory.ask(question, sampling_of(arguments), cite=cite)
+        answer = memory.ask(question, sampling, cite=cite)
         print(answer.said() if is_trained else answer.text, flush=True)
         described: dict = {"answer": answer.text}
         if is_trained:

@@ -72,6 +72,8 @@ class _Chat:
         self.memory, self.sampling, self.file = memory, sampling_of(arguments), arguments.memory
         self.is_trained = is_trained  # on questions: it is asked one at a time
         self.task = introduced(arguments.model, memory) if is_trained else None
+        if memory.documents:
+            memory.expect_answers((), self.sampling, where="chat")
         say_length(memory)
         self.said = ""  # the conversation
         self.last: Any = None  # its last answer
@@ -99,6 +101,7 @@ class _Chat:
     def _read(self, name: str) -> None:
         from tessera.memory_files.document import document_paths
 
+        self.memory.expect_answers((), self.sampling, where="chat")
         for path in document_paths(name, "chat", "/read"):
             self.memory.read(path, where="chat: /read")
             self.last = None  # other documents than these carried it

@@ -1,6 +1,6 @@
 """Answers to questions that are asked behind a memory, and how sure the model is of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from tessera.base.state import State
 from tessera.generation.sampling import LEAST_TEMPERATURE, RequireNumbers, Sampling, continuation, prompt_tokens
 from tessera.memory_files.certainty import Certainty
 from tessera.models.carried_state import logits_behind, read_on, state_name
+from tessera.models.causality import trial_tokens
 from tessera.models.forking import apart
 from tessera.models.stack_state import StackState
 from tessera.tasks.question_answering import NOT_IN_TEXT
@@ -115,6 +116,39 @@ def require_known_words(tokenizer: "PreTrainedTokenizerFast", text: str, what: s
 
 
 @torch.no_grad()
+def expect_answers(
+    model: Any,
+    tokenizer: "PreTrainedTokenizerFast",
+    questions: Sequence[str],
+    sampling: Sampling = GREEDY,
+    where: str = "ask",
+) -> None:
+    """Raise `TesseraError` for what would be refused behind any text: called before a long one is read.
+
+    Beams, where the model's state cannot be copied for each; a question without tokens, of unknown words where the
+    model was trained on questions, or longer than its positions.
+    """
+    is_trained = answers_questions(tokenizer)
+    if sampling.num_beams > 1 and not is_trained:
+        _, state = read_on(model, trial_tokens(model)[:, :1], None)
+        _expect_beams(state, where)
+    for question in questions:
+        if is_trained:
+            require_known_words(tokenizer, question, "QUESTION")
+        prompt_tokens(model, tokenizer, question, _most_tokens(model, tokenizer, sampling), where)
+
+
+def _most_tokens(model: Any, tokenizer: "PreTrainedTokenizerFast", sampling: Sampling) -> int:
+    """Of an answer."""
+    is_trained = answers_questions(tokenizer)
+    return (model.generation_config.max_new_tokens or 1) if is_trained else sampling.max_new_tokens
+
+
+def _expect_beams(state: Any, where: str) -> None:
+    expect(isinstance(state, State), where, "num_beams", "be 1 with this model's cache", "more")
+
+
+@torch.no_grad()
 def answer(
     model: Any,
     tokenizer: "PreTrainedTokenizerFast",
@@ -133,12 +167,13 @@ def answer(
     """
     put = question_format(tokenizer)
     is_trained = put is not None
-    most = (model.generation_config.max_new_tokens or 1) if is_trained else sampling.max_new_tokens
+    most = _most_tokens(model, tokenizer, sampling)
     ids = prompt_tokens(model, tokenizer, question, most, where, state)  # an empty question is an error
     if put is not None:
         ids = prompt_tokens(model, tokenizer, put.replace("{question}", question), most, where, state)
     elif sampling.num_beams > 1:
-        expect(state is None or isinstance(state, State), where, "num_beams", "be 1 with this model's cache", "more")
+        if state is not None:
+            _expect_beams(state, where)
         read = 0 if state is None or state_name(model) == "memory_state" else state.get_seq_length()
         if read:
             state = state.select_batch(torch.zeros(sampling.num_beams, dtype=torch.long, device=ids.device))

@@ -1,10 +1,8 @@
 """A memory of documents: read once, kept as a file, asked any number of questions."""
 
-import hashlib
-import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -13,20 +11,25 @@ from typing import Any, Self
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from tessera.base.checkpoints import tensor_checksum
 from tessera.base.errors import TesseraError, expect, first_line
 from tessera.base.files import expect_plain_file, writing
 from tessera.base.locks import folder_held
 from tessera.base.precision import resolve_precision
 from tessera.base.state import State
-from tessera.data.encoding import uncut
 from tessera.data.sources import FILE_ENDINGS
 from tessera.generation.sampling import Sampling
-from tessera.memory_files.answering import GREEDY, Answer, answer, answers_questions, require_known_words
+from tessera.memory_files.answering import (
+    GREEDY,
+    Answer,
+    answer,
+    answers_questions,
+    expect_answers,
+    require_known_words,
+)
 from tessera.memory_files.document import CONVERTED, Document, is_of_pairs, read_document_text, together
-from tessera.memory_files.storing import StoredBesideError, mark_of
+from tessera.memory_files.storing import StoredBesideError, digest, made_by, mark_of
 from tessera.models.carried_state import grows, read_document
-from tessera.models.fingerprint import Fingerprint, acting_weights, difference
+from tessera.models.fingerprint import Fingerprint, difference
 from tessera.models.recurrence.state import MADE_BY
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.models.saving.state_file import StateFile, save_values
@@ -83,6 +86,22 @@ class Memory:
         """Raise `TesseraError` unless passages can be named."""
         expect(self.is_of_pairs, where, "the model", "keep pairs (v1, v2)", f"{self.kind}, whose state has no passages")
 
+    def expect_answers(
+        self, questions: Sequence[str], sampling: Sampling = GREEDY, cite: int = 0, where: str = "ask"
+    ) -> None:
+        """Raise `TesseraError` for what `ask` would refuse behind any text: called before a long one is read."""
+        if cite:
+            self._expect_citations(cite, sampling)
+        expect_answers(self.model, self.tokenizer, questions, sampling, where)
+
+    def _expect_citations(self, count: int, sampling: Sampling = GREEDY) -> None:
+        """Raise `TesseraError` unless `count` passages can be named of answers by `sampling`."""
+        self.expect_pairs("cite")
+        expect(count >= 1, "cite", "the number of citations", "be at least 1", count)
+        is_one_by_one = sampling.num_beams == 1 or answers_questions(self.tokenizer)
+        got = f"{sampling.num_beams} beams"
+        expect(is_one_by_one, "cite", "the answer", "hold tokens that were chosen one by one", got)
+
     @property
     def state(self) -> Any:
         """The state behind all documents; None of an empty memory. Raises as `verify` does."""
@@ -126,7 +145,7 @@ class Memory:
             source = Path(source)
         is_text, advice = not (isinstance(source, str) and _is_file_name(source)), "If it is a text: read([text])."
         expect(is_text, where, "a string that ends as names of files do", "name one that is there", source, advice)
-        origin = _digest(os.path.abspath(source)) if isinstance(source, Path) else ""
+        origin = digest(os.path.abspath(source)) if isinstance(source, Path) else ""
         if name is None and isinstance(source, Path):
             name = source.name
             if name in self.names:  # of another file, or of this one, whose text may have changed
@@ -153,20 +172,21 @@ class Memory:
         are not of pairs, and for a model in training mode.
         """
         self._expect_reader("answers")
-        chosen = {name: options.pop(name) for name in vars(sampling) if name in options}
+        sampling = replace(sampling, **{name: options.pop(name) for name in vars(sampling) if name in options})
         unknown, known = ", ".join(sorted(options.keys() - {"where", "write"})), ", ".join(vars(sampling))
         expect(not unknown, "Memory.ask", "keywords", f"be cite, where, write or of {known}", unknown)
         if answers_questions(self.tokenizer):
             require_known_words(self.tokenizer, question, "QUESTION")
-        answered = answer(self.model, self.tokenizer, question, self.state, replace(sampling, **chosen), **options)
+        if cite:
+            self._expect_citations(cite, sampling)
+        answered = answer(self.model, self.tokenizer, question, self.state, sampling, **options)
         return self.cited(answered, cite) if cite else answered
 
     def cited(self, answered: Answer, count: int = 3) -> Answer:
         """`answered` with the passages that carried it."""
         from tessera.memory_files.citations import citations
 
-        self.expect_pairs("cite")
-        expect(count >= 1, "cite", "the number of citations", "be at least 1", count)
+        self._expect_citations(count)
         return replace(answered, citations=citations(self, self.state, answered, count))
 
     @property
@@ -362,20 +382,3 @@ def _is_path(text: str) -> bool:
 
 def _is_file_name(text: str) -> bool:
     return "\n" not in text and text.lower().removesuffix(".gz").endswith((*FILE_ENDINGS, *CONVERTED))
-
-
-def made_by(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
-    """What a memory belongs to: digests of the settings and weights of its model, and of its tokenizer."""
-    settings = model.config.to_dict()
-    for name in ("transformers_version", "dtype", "_name_or_path"):  # another release may write them otherwise
-        settings.pop(name, None)
-    if settings.get("inverse_bandwidth_scale") == 1:  # memories of earlier versions do not know it
-        del settings["inverse_bandwidth_scale"]
-    text = json.dumps(settings, sort_keys=True, default=str)
-    weights = str(tensor_checksum(acting_weights(model)))
-    parts = {"settings": text, "weights": weights, "tokens": uncut(tokenizer).to_str()}
-    return {name: _digest(part) for name, part in parts.items()}
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]

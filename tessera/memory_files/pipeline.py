@@ -35,13 +35,14 @@ class MemoryQuestionAnswering(Pipeline):
         expect(not unknown, TASK, "keywords", f"be cite or of {', '.join(vars(Sampling()))}", unknown)
         is_given = isinstance(context, Memory) or not isinstance(context, Sized) or len(context) > 0
         expect(is_given, TASK, "context", "hold text", "none")
+        chosen = replace(GREEDY, **sampling)
+        questions = [question] if isinstance(question, str) else question
         memory = context
         if not isinstance(context, Memory):
             memory = Memory(self.model, self.tokenizer)
+            memory.expect_answers(questions, chosen, cite)
             for source in context if isinstance(context, (list, tuple)) else [context]:
                 memory.read([source] if isinstance(source, str) else source)  # a string is a text, whatever it says
-        chosen = replace(GREEDY, **sampling)
-        questions = [question] if isinstance(question, str) else question
         answers = [_described(memory.ask(each, chosen, cite=cite)) for each in questions]
         return answers[0] if isinstance(question, str) else answers
 

@@ -1,5 +1,7 @@
-"""Where a memory may be stored, and storing it while texts are being read."""
+"""Whose memory a file is, where it may be stored, and storing it while texts are being read."""
 
+import hashlib
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -8,10 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from tessera.base.checkpoints import tensor_checksum
 from tessera.base.errors import TesseraError, expect
 from tessera.base.files import expect_output
+from tessera.data.encoding import uncut
 from tessera.inspection.trace import is_trace
+from tessera.models.fingerprint import acting_weights
 from tessera.models.saving.state_file import KIND
 
 if TYPE_CHECKING:
@@ -92,6 +98,24 @@ class MemoryWriter:
                 raise KeyboardInterrupt(said) from None
             log.warning(said)
             raise
+
+
+def made_by(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
+    """What a memory belongs to: digests of the settings and weights of its model, and of its tokenizer."""
+    settings = model.config.to_dict()
+    for name in ("transformers_version", "dtype", "_name_or_path"):  # another release may write them otherwise
+        settings.pop(name, None)
+    if settings.get("inverse_bandwidth_scale") == 1:  # memories of earlier versions do not know it
+        del settings["inverse_bandwidth_scale"]
+    text = json.dumps(settings, sort_keys=True, default=str)
+    weights = str(tensor_checksum(acting_weights(model)))
+    parts = {"settings": text, "weights": weights, "tokens": uncut(tokenizer).to_str()}
+    return {name: digest(part) for name, part in parts.items()}
+
+
+def digest(text: str) -> str:
+    """Sixteen characters that tell a text from others."""
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def mark_of(path: Path) -> tuple[int, ...] | None:

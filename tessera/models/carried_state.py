@@ -84,13 +84,13 @@ def read_document(
     before = state.get_seq_length() if limit is not None and state is not None else 0
     has_room = limit is None or before + len(tokens) <= limit
     expect(has_room, where, "the text", f"fit the {limit} positions of the model", f"{before + len(tokens)} tokens")
+    advice = "Mamba does so behind tessera.models.mamba.use_selective_scan(model)."
+    expect(reads_on(model), where, "the model", "read on behind its state", model.config.model_type, advice)
     device = model.device
     with progress_bar(progress, len(tokens)) as bar, autocast(precision, device.type):
         for block in tokens.split(BLOCK):
             _, state = read_on(model, block[None].long().to(device), state, **last_logits(model))
             bar.update(len(block))
-    advice = "Mamba does so behind tessera.models.mamba.use_selective_scan(model)."
-    expect(reads_on(model), where, "the model", "read on behind its state", model.config.model_type, advice)
     return state
 
 

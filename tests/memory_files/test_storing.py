@@ -11,8 +11,7 @@ from tessera.base.errors import TesseraError
 from tessera.cli.main import main
 from tessera.data.tokenizers import byte_tokenizer
 from tessera.memory_files import Memory, storing
-from tessera.memory_files.memory import StoredBesideError
-from tessera.memory_files.storing import MemoryWriter
+from tessera.memory_files.storing import MemoryWriter, StoredBesideError
 from tests.memory_files import models
 from tests.memory_files.texts import TEXTS
 from tests.reliability.faults import in_child

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tessera.data.tokenizers import byte_tokenizer
-from tessera.memory_files.memory import made_by
+from tessera.memory_files.storing import made_by
 from tessera.models.adjusting import adjust_model
 from tests.models.contract import read_in_parts
 from tests.models.three_models import STACKS, make, tokens
