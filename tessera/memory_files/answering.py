@@ -179,6 +179,8 @@ def answer(
             state = state.select_batch(torch.zeros(sampling.num_beams, dtype=torch.long, device=ids.device))
         options = {} if state is None else {"read": read, state_name(model): state}
         text = continuation(model, tokenizer, question, sampling, where=where, **options)
+        if write is not None:
+            write(text)
         return Answer(text, float("nan"), ids[0], ids[0, :0])
     chosen, probability = _chosen_tokens(model, tokenizer, ids, state, sampling, most, where, write)
     text = tokenizer.decode(chosen, skip_special_tokens=not is_trained)

@@ -255,6 +255,13 @@ def test_a_conversation(tessera, typed, folder, tmp_path, monkeypatch):
     assert max(map(len, err.splitlines())) < 500
 
 
+def test_a_conversation_shows_what_beams_found(typed, folder):
+    """No token of it comes before the end of the search."""
+    found = Memory(make("v1"), byte_tokenizer()).ask("Who", Sampling(6, 0.0, num_beams=3)).text
+    assert found != ""
+    assert typed("Who\n", "chat", folder, "--max-new-tokens", 6, "--num-beams", 3)[1] == f"{found}\n"
+
+
 def test_a_conversation_saves_again_and_cites_what_it_has_read(tessera, typed, folder, tmp_path):
     (tmp_path / "book.txt").write_text(BOOK)
     (tmp_path / "queen.txt").write_text("The queen slept.")
