@@ -2,12 +2,13 @@
 
 The page opens from disk in any browser and asks no network for anything. Several models, or several texts, are set side
 by side. --memory reads the text behind a memory that `tessera memorize` stored; without a text the page shows what that
-memory holds. --save keeps the trace itself, for Python: tessera.inspection.Trace.load.
+of an ARMT, RMT or PRMT holds. --save keeps the trace itself, for Python: tessera.inspection.Trace.load.
 """
 
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from tessera.base.errors import expect
 from tessera.base.files import expect_output, expect_plain_file
@@ -45,7 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
     from tessera.inspection.text import read_tokens
     from tessera.inspection.trace import is_trace
     from tessera.memory_files.memory import Memory
+    from tessera.models.recurrence import SegmentedForCausalLM
     from tessera.models.saving.loading import load_model, load_tokenizer
+    from tessera.models.stack import StackForCausalLM
 
     expect(arguments.text or arguments.memory, "inspect", "--text or --memory", "be given", "neither")
     pages = len(arguments.models) * max(1, len(arguments.text))
@@ -61,16 +64,27 @@ def run(arguments: argparse.Namespace) -> int:
 
     def read(folder: str) -> None:
         """Trace what a model does with each text."""
-        model, tokenizer, memory = load_model(folder), load_tokenizer(folder), None
+        model, tokenizer = load_model(folder), load_tokenizer(folder)
+        state: Any = None
         if arguments.memory is not None:
-            memory = Memory(model, tokenizer).load(arguments.memory, "inspect", "--memory").state
+            memory, kind = (
+                Memory(model, tokenizer).load(arguments.memory, "inspect", "--memory"),
+                model.config.model_type,
+            )
+            is_shown = isinstance(model, SegmentedForCausalLM)
+            is_known = is_shown or isinstance(model, StackForCausalLM)
+            expect(is_known, "inspect", "--memory", "be of a v1, v2, linear, ARMT, RMT or PRMT model", f"a {kind}'s")
+            needed = f"be given with the memory of a {kind}, which shows what a text recalls from it"
+            advice = f"tessera memories info {arguments.memory} lists its documents."
+            expect(arguments.text or is_shown, "inspect", "--text", needed, "none", advice)
+            state = memory.state
         for path in arguments.text:
-            input_ids = read_tokens(model, tokenizer, path, arguments.tokens, memory is None)
+            input_ids = read_tokens(model, tokenizer, path, arguments.tokens, state is None)
             queries = range(input_ids.shape[1])[-arguments.last :]
-            traces.append(trace(model, input_ids, tokenizer, queries=queries, memory=memory, **options))
+            traces.append(trace(model, input_ids, tokenizer, queries=queries, memory=state, **options))
             titles.append(str(folder).rstrip("/") + (f", {path.name}" if len(arguments.text) > 1 else ""))
-        if memory is not None and not arguments.text:
-            traces.append(trace_memory(model, memory, tokenizer))
+        if not arguments.text:
+            traces.append(trace_memory(model, state, tokenizer))
             titles.append(f"{folder}, {arguments.memory}")
 
     _, status = of_each(arguments.models, read)

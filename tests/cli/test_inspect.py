@@ -1,7 +1,10 @@
 """`tessera inspect` on a trained model."""
 
+from tessera.cli.main import main
+from tessera.data.tokenizers import byte_tokenizer
 from tessera.inspection import Trace
 from tests.inspection.pages import data_of
+from tests.memory_files.models import make
 
 
 def titles_of(page):
@@ -20,6 +23,26 @@ def test_a_stored_memory(tessera, wrapped, corpus, tmp_path):
     trace = Trace.load(saved)
     assert trace.stored.tokens_read == 34
     assert trace.memory(0, "contextual").pair_loss_change.shape == (1, 20)
+
+
+def test_a_memory_that_cannot_be_shown_is_refused(refused, run_folder, corpus, tmp_path):
+    """What was said named a function of Python, and not what is missing."""
+    lstm, memory, page = tmp_path / "lstm", tmp_path / "memory", tmp_path / "page.html"
+    make("lstm").save_pretrained(lstm)
+    byte_tokenizer().save_pretrained(lstm)
+    for folder, arguments, message in (
+        (run_folder, (), "inspect: --text must be given with the memory of a memory_mosaic, which shows what a text"),
+        (run_folder, (), f"recalls from it; got none. tessera memories info {memory} lists its documents."),
+        (lstm, (), "inspect: --memory must be of a v1, v2, linear, ARMT, RMT or PRMT model; got a lstm's."),
+        (
+            lstm,
+            ("--text", corpus),
+            "inspect: --memory must be of a v1, v2, linear, ARMT, RMT or PRMT model; got a lstm's.",
+        ),
+    ):
+        assert main(["memorize", str(folder), str(corpus), "--out", str(memory), "--overwrite"]) == 0
+        refused(message, "inspect", folder, "--memory", memory, *arguments, "-o", page)
+    assert not page.exists()
 
 
 def test_several_texts(tessera, run_folder, corpus, tmp_path):
