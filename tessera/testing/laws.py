@@ -2,7 +2,10 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
 
 # The same sums in another order, float64.
 REORDERED_FLOAT64 = 1e-10
@@ -12,12 +15,25 @@ REORDERED_FLOAT32 = 1e-5
 LONG = [1, 130, 40, 129]
 
 Laws = Mapping[str, Callable[[Any], None]]
+Function = TypeVar("Function", bound=Callable)
+
+
+def leaves_random_numbers(function: Function) -> Function:
+    """Decorate a function that seeds or draws: the caller's random numbers go on as if it had not been called."""
+
+    @wraps(function)
+    def apart(*arguments: Any, **options: Any) -> Any:
+        is_used = torch.cuda.is_available() and torch.cuda.is_initialized()
+        with torch.random.fork_rng(range(torch.cuda.device_count()) if is_used else ()):
+            return function(*arguments, **options)
+
+    return apart  # type: ignore[return-value]
 
 
 def laws_in(names: Mapping[str, Any], kind: type) -> Laws:
     """By name, in their order: the public functions among a module's `names` whose only argument is a `kind`.
 
-    Not those that try all of them, whose names begin with "check".
+    Not those that try all of them, whose names begin with "check". Each leaves the caller's random numbers alone.
     """
 
     def is_law(name: str, value: Any) -> bool:
@@ -25,7 +41,7 @@ def laws_in(names: Mapping[str, Any], kind: type) -> Laws:
             return False
         return [parameter.annotation for parameter in inspect.signature(value).parameters.values()] == [kind]
 
-    return {name: value for name, value in names.items() if is_law(name, value)}
+    return {name: leaves_random_numbers(value) for name, value in names.items() if is_law(name, value)}
 
 
 def try_laws(laws: Laws, subject: Any) -> None:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tessera.testing.derivatives import check_gradient
-from tessera.testing.laws import REORDERED_FLOAT64
+from tessera.testing.laws import REORDERED_FLOAT64, leaves_random_numbers
 
 STEPS, SEGMENT = 21, 8
 
@@ -43,6 +43,7 @@ class ModelCase:
     registered: bool = True
     plain: bool = False
 
+    @leaves_random_numbers
     def build(self) -> PreTrainedModel:
         """The model in float64, in evaluation mode, always the same weights."""
         torch.manual_seed(1)
