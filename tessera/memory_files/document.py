@@ -203,7 +203,7 @@ def together(states: Sequence[StackState]) -> StackState:
 
 
 def without(state: StackState, first: int, end: int) -> StackState:
-    """`state` without the pairs of its steps `first` to `end - 1`."""
+    """`state` without the pairs of its steps `first` to `end - 1`; keys and values are those of `state`, not copied."""
     newest = state.length - 2  # the last step's pair waits for its value
 
     def cut(memory: Any) -> Any:
@@ -215,7 +215,7 @@ def without(state: StackState, first: int, end: int) -> StackState:
             offset = newest + 1 - pairs.length  # the step of the oldest pair
             documents = pairs.known_documents().clone()
             documents[:, max(0, first - offset) : max(0, end - offset)] = -1
-            memory = replace(memory, pairs=PairStore.of(pairs.keys, pairs.values, documents))
+            memory = replace(memory, pairs=pairs.of_documents(documents))
         return _in_document(memory, _zero(state))
 
     return replace(state, layers=cut(state.layers), document=_zero(state))

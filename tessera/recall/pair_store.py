@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
@@ -98,6 +98,11 @@ class PairStore(State):
         """Of the pairs in use; 0 where all are of one."""
         return _one_document(self.keys) if self.documents is None else self.documents
 
+    def of_documents(self, documents: Int[Tensor, "B N"]) -> Self:
+        """The same keys and values, not copied, as pairs of other documents; it is appended to as this store is."""
+        room = self.key_buffer.shape[2] - self.length
+        return replace(self, document_buffer=pad(documents, (0, room), value=-1))
+
     def append(
         self,
         keys: Float[Tensor, "B H n K"],
@@ -177,7 +182,9 @@ class PairStore(State):
 
     def _fits(self, end: int) -> bool:
         # What was made in inference mode must not be written outside of it.
-        is_frozen = self.key_buffer.is_inference() and not torch.is_inference_mode_enabled()
+        buffers = (self.key_buffer, self.document_buffer)
+        is_frozen = any(buffer is not None and buffer.is_inference() for buffer in buffers)
+        is_frozen = is_frozen and not torch.is_inference_mode_enabled()
         return end <= self.key_buffer.shape[2] and not is_frozen
 
     def _grown(self, end: int, capacity: int) -> Self:

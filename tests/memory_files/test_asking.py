@@ -123,7 +123,10 @@ def test_beams_behind_a_memory_are_those_of_the_whole_text(kind):
 
 @pytest.mark.parametrize("kind", ["v1", "v2"])
 def test_to_ask_again_copies_no_pairs(kind, tmp_path, monkeypatch):
-    """The pairs of all documents are joined once, and the places of a question's are free again behind its answer."""
+    """The pairs of all documents are joined once, and the places of a question's are free again behind its answer.
+
+    What is cited is left out by the numbers of documents alone.
+    """
     model, tokenizer = make(kind), byte_tokenizer()
     several = Memory(model, tokenizer).read([BOOK]).read("Nobody saw it.", "other")
     Memory(model, tokenizer).read([BOOK]).save(tmp_path / "one")
@@ -136,6 +139,9 @@ def test_to_ask_again_copies_no_pairs(kind, tmp_path, monkeypatch):
         again = memory.ask("Who", Sampling(3, 0.0))
         assert (again.text, again.probability) == (first.text, first.probability)
         assert memory.state is state
+        cited = memory.ask("Who", Sampling(3, 0.0), cite=9)
+        assert len(cited.citations) > 3, "each was left out once"
+        assert memory.ask("Who", Sampling(3, 0.0), cite=9).citations == cited.citations
         assert max(copied, default=0) < 20, "but for what a short-term memory drops now and then"
         memory.forget(memory.names[0])
         assert memory.state is not state, "what was forgotten is no longer asked"

@@ -51,11 +51,29 @@ def test_documents_may_come_later():
     assert store.append(*pairs(1, 2)).documents.tolist() == [[0, 0, 1, 0], [0, 0, -1, 0]]
 
 
+@pytest.mark.parametrize("documents", [None, torch.zeros(2, 3, dtype=torch.long)])
+def test_the_same_pairs_of_other_documents(documents):
+    """They share keys and values with the store, and the places behind these, which one of the two has at a time."""
+    store = PairStore.of(*pairs(3, 0), documents).roomy(5)
+    other = store.of_documents(torch.tensor([[0, -1, 0]] * 2))
+    longer = other.append(*pairs(1, 1), torch.tensor([[0], [0]]))
+    assert longer.key_buffer.data_ptr() == store.key_buffer.data_ptr()
+    assert longer.documents.tolist() == [[0, -1, 0, 0]] * 2
+    assert store.append(*pairs(1, 2), documents if documents is None else documents[:, :1]).keys[0, 0, 3, 0] == 2
+    assert longer.keys[0, 0, :, 0].tolist() == [0, 0, 0, 1]
+    assert store.known_documents().tolist() == [[0, 0, 0]] * 2
+    other.reclaim(longer)
+    assert store.append(*pairs(1, 3)).key_buffer.data_ptr() == store.key_buffer.data_ptr()
+
+
 def test_a_store_made_in_inference_mode_can_be_continued_outside():
+    outside = PairStore.of(*pairs(2, 4)).roomy(4)
     with torch.inference_mode():
         store = PairStore.of(*pairs(1, 0)).append(*pairs(1, 1))
+        other = outside.of_documents(torch.zeros(2, 2, dtype=torch.long))
     longer = store.append(*pairs(1, 2)).append(*pairs(1, 3))
     assert longer.keys[0, 0, :, 0].tolist() == [0, 1, 2, 3]
+    assert other.append(*pairs(1, 5)).documents.tolist() == [[0, 0, 0]] * 2
 
 
 @pytest.mark.parametrize("part", ["value_extractor", "bandwidth", "output"])
