@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         for path in arguments.text:
             input_ids = read_tokens(model, tokenizer, path, arguments.tokens, state is None)
             queries = range(input_ids.shape[1])[-arguments.last :]
-            traces.append(trace(model, input_ids, tokenizer, queries=queries, memory=state, **options))
+            traces.append(trace(model, input_ids, tokenizer, queries=queries, state=state, **options))
             titles.append(str(folder).rstrip("/") + (f", {path.name}" if len(arguments.text) > 1 else ""))
         if not arguments.text:
             traces.append(trace_memory(model, state, tokenizer))

@@ -112,7 +112,7 @@ def recall_weights(
     model: PreTrainedModel,
     input_ids: Tensor,
     queries: Sequence[int] | None = None,
-    memory: StackState | MemoryState | None = None,
+    state: StackState | MemoryState | None = None,
     **inputs: object,
 ) -> list[Recall]:
     """The weights of chosen queries over the stored pairs, for every memory or attention of `model`.
@@ -123,13 +123,13 @@ def recall_weights(
     weights anyway, T x N; they are read from its output.
 
     Args:
-        input_ids: (1, T). memory: what was read before: the state of an earlier call of a v1 or v2 model
+        input_ids: (1, T). state: what was read before: that of an earlier call of a v1 or v2 model
             (`past_key_values`), or the memory of an ARMT, RMT or PRMT (`memory_state`). inputs: further arguments of
             the model's forward.
     Cost: the model's forward pass, and O(H N) memory per query and memory.
     Raises `TesseraError`: several texts at once, a position outside the text, a model without memories.
     """
-    reading = Reading(model, input_ids, memory, **inputs)
+    reading = Reading(model, input_ids, state, **inputs)
     positions = [input_ids.shape[1] - 1] if queries is None else [int(query) for query in queries]
     parts: dict[str, dict[int, Recall]] = {}
 

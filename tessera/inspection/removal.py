@@ -31,17 +31,17 @@ def loss_of(
     model: PreTrainedModel,
     input_ids: Tensor,
     removal: Removal | None = None,
-    memory: StackState | MemoryState | None = None,
+    state: StackState | MemoryState | None = None,
     **inputs: Tensor,
 ) -> Tensor:
     """Nats of each token of `input_ids` (1, T) given those before it, (T,); NaN for the first. One forward pass.
 
     With `removal` the model runs without that part: a memory adds 0 to the residual stream, a head answers 0, a pair
     is not stored. What later layers make of that is in the loss, so the values of two parts do not add up to the value
-    of both. `memory`: what was read before, see `recall_weights`.
+    of both. `state`: what was read before, see `recall_weights`.
     Raises `TesseraError`: a head or pair that is not there.
     """
-    reading = Reading(model, input_ids, memory, **inputs)
+    reading = Reading(model, input_ids, state, **inputs)
     with without(reading, removal):
         return reading.losses()
 

@@ -31,7 +31,7 @@ class SegmentObserver:
         self.reading, model = reading, reading.model
         memories = getattr(model, "memories", None)
         self.memories = None if memories is None else memories.in_order()
-        self.state = model.empty_memory(1) if reading.memory is None else reading.memory
+        self.state = model.empty_memory(1) if reading.state is None else reading.state
         self.rows: list[list[tuple[float, ...]]] = []
         self.reads = torch.full((reading.input_ids.shape[1], model.config.num_hidden_layers), torch.nan)
         self.outputs: dict = {}
@@ -149,23 +149,23 @@ CONTENTS = 16  # directions that are listed of a matrix
 
 
 @torch.no_grad()
-def describe_memory(model: PreTrainedModel, memory: MemoryState, predictions: int = 5) -> StoredMemory:
+def describe_memory(model: PreTrainedModel, state: MemoryState, predictions: int = 5) -> StoredMemory:
     """See `StoredMemory`. One singular value decomposition per layer.
 
-    Raises `TesseraError`: a model that does not read in segments, or a memory that is not one of its own, or of several
+    Raises `TesseraError`: a model that does not read in segments, or a state that is not one of its own, or of several
     rows.
     """
     where = "describe_memory"
     is_segmented = isinstance(model, SegmentedForCausalLM)
     expect(is_segmented, where, "model", "be an ARMT, RMT or PRMT model", model.config.model_type)
-    memory.expect_fits(model.empty_memory(1), where)
-    expect(memory.batch_size == 1, where, "memory", "be of one row", memory.batch_size)
+    state.expect_fits(model.empty_memory(1), where)
+    expect(state.batch_size == 1, where, "state", "be of one row", state.batch_size)
     lens = Lens(model.base)
-    norms, strengths, vectors = zip(*map(_contents, memory.layers))
+    norms, strengths, vectors = zip(*map(_contents, state.layers))
     tokens, scores = map(torch.stack, zip(*(lens.likeliest(contents, predictions) for contents in vectors)))
     sizes = torch.tensor(norms), torch.stack(strengths).float().cpu()
-    counts = int(memory.tokens_read), int(memory.segments_read)
-    return StoredMemory(memory.kind, *counts, *sizes, tokens.int().cpu(), scores.cpu())
+    counts = int(state.tokens_read), int(state.segments_read)
+    return StoredMemory(state.kind, *counts, *sizes, tokens.int().cpu(), scores.cpu())
 
 
 def _contents(layer) -> tuple[float, Tensor, Tensor]:

@@ -123,24 +123,24 @@ class Reading:
 
     Attributes:
         part: what is being read now. base: the model whose layers do it (inside ARMT, RMT and PRMT; else itself).
-    Raises `TesseraError`: several texts, a memory that is not this model's, further inputs of a text read in parts.
+    Raises `TesseraError`: several texts, a state that is not this model's, further inputs of a text read in parts.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
         input_ids: Tensor,
-        memory: StackState | MemoryState | None = None,
+        state: StackState | MemoryState | None = None,
         **inputs: object,
     ) -> None:
         shape = tuple(input_ids.shape)
         expect(len(shape) == 2 and shape[0] == 1 and shape[1] > 0, "inspection", "input_ids", "be (1, T)", shape)
-        self.model, self.input_ids, self.memory, self.inputs = model, input_ids, memory, inputs
+        self.model, self.input_ids, self.state, self.inputs = model, input_ids, state, inputs
         self.is_segmented = isinstance(model, SegmentedForCausalLM)
         self.base = model.base if self.is_segmented else model
         self.parts = self._parts()
         self.part = self.parts[0]
-        in_parts = self.is_segmented or memory is not None
+        in_parts = self.is_segmented or state is not None
         expect(not (in_parts and inputs), "inspection", "inputs", "be left out for a text read in parts", list(inputs))
         expect("logits_to_keep" not in inputs, "inspection", "logits_to_keep", "be left out: losses need all", "it")
 
@@ -149,7 +149,7 @@ class Reading:
         """The lowest number of a pair that can be seen now, memory tokens left out."""
         if self.is_segmented:
             return self.part.start
-        return -self.memory.length if isinstance(self.memory, StackState) else 0
+        return -self.state.length if isinstance(self.state, StackState) else 0
 
     @torch.no_grad()
     def losses(self, after_part: Callable[[Any], None] = lambda state: None) -> Tensor:
@@ -157,7 +157,7 @@ class Reading:
 
         `after_part` is called after each part with the state behind it.
         """
-        losses, state = [torch.full((1,), torch.nan)], self.memory
+        losses, state = [torch.full((1,), torch.nan)], self.state
         with evaluating(self.model):
             for part in self.parts:
                 self.part = part
@@ -183,12 +183,12 @@ class Reading:
         steps = self.input_ids.shape[1]
         is_stack = isinstance(self.model, StackForCausalLM)
         kind = MemoryState if self.is_segmented else StackState if is_stack else type(None)
-        is_state = self.memory is None or isinstance(self.memory, kind)
-        needed = "be a state of this model, a v1, v2, ARMT, RMT or PRMT"
-        expect(is_state, "inspection", "memory", needed, type(self.memory).__name__)
+        is_state = self.state is None or isinstance(self.state, kind)
+        needed = "be one of this model, a v1, v2, ARMT, RMT or PRMT"
+        expect(is_state, "inspection", "state", needed, type(self.state).__name__)
         if self.is_segmented:
-            if isinstance(self.memory, MemoryState):
-                self.memory.expect_fits(self.model.empty_memory(1), "inspection")
+            if isinstance(self.state, MemoryState):
+                self.state.expect_fits(self.model.empty_memory(1), "inspection")
             front = self.model.segment_runner().front
             cut = SegmentCut.of(self.model.config)
             return [Part(*border, front) for border in cut.borders(steps, cut.ends_in(self.input_ids[0]))]

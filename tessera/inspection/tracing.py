@@ -58,7 +58,7 @@ def trace(
     predictions: int = 5,
     removals: str = "memories",
     removed_pairs: Sequence[int] = (),
-    memory: StackState | MemoryState | None = None,
+    state: StackState | MemoryState | None = None,
     progress: bool = False,
 ) -> Trace:
     """What every memory of `model` recalled and predicted while it read `input_ids` (1, T).
@@ -70,7 +70,7 @@ def trace(
             words for each memory and query.
         removals: "none"; "memories": also the loss without each memory; "heads": and without each of its heads.
         removed_pairs: also the loss without each of these stored pairs, in each memory that stores pairs of the text.
-        memory: what was read before the text, see `recall_weights`; its pairs have negative numbers.
+        state: what was read before the text, see `recall_weights`; its pairs have negative numbers.
     Cost: one forward pass, O(H N) memory per traced query, and one pass per removal.
     Raises `TesseraError`: several texts at once, fewer than two tokens, a position outside the text, a pair that a
         memory does not store, a model without memories.
@@ -79,7 +79,7 @@ def trace(
     expect(removals in REMOVALS, where, "removals", "be one of " + ", ".join(REMOVALS), repr(removals))
     expect(0 < share <= 1, where, "share", "lie in (0, 1]", share)
     expect(most_pairs >= 1, where, "most_pairs", "be at least 1", most_pairs)
-    reading = Reading(model, input_ids, memory)
+    reading = Reading(model, input_ids, state)
     steps = input_ids.shape[1]
     expect(steps >= 2, where, "input_ids", "hold at least two tokens", steps)
     positions = sorted(set(range(steps) if queries is None else (int(query) for query in queries)))
@@ -97,7 +97,7 @@ def trace(
     for site in tqdm(sites, desc="without each memory", disable=not progress or removals == "none", leave=False):
         seen = _recalled_fields(recalls[site.name]) if site.name in recalls else {}
         memories.append(_memory_trace(site, seen, lens, streams, removing, predictions))
-    stored = describe_memory(model, memory, predictions) if segments and isinstance(memory, MemoryState) else None
+    stored = describe_memory(model, state, predictions) if segments and isinstance(state, MemoryState) else None
     likeliest = [memory_tokens for memory in memories for memory_tokens in (memory.own_tokens, memory.after_tokens)]
     likeliest += [before_tokens, stored.tokens if stored else None]
     texts = TokenTexts(tokenizer)
@@ -117,14 +117,12 @@ def trace(
     )
 
 
-def trace_memory(
-    model: PreTrainedModel, memory: MemoryState, tokenizer: PreTrainedTokenizerBase | None = None
-) -> Trace:
+def trace_memory(model: PreTrainedModel, state: MemoryState, tokenizer: PreTrainedTokenizerBase | None = None) -> Trace:
     """What a stored memory of ARMT, RMT or PRMT holds, without any text: a trace whose `stored` says so.
 
-    Raises `TesseraError`: a model that does not read in segments, or a memory that is not one of its own.
+    Raises `TesseraError`: a model that does not read in segments, or a state that is not one of its own.
     """
-    stored, nothing = describe_memory(model, memory), torch.empty(0, dtype=torch.long)
+    stored, nothing = describe_memory(model, state), torch.empty(0, dtype=torch.long)
     vocabulary = TokenTexts(tokenizer).of_words(_distinct([stored.tokens]))
     return Trace(_about(model), (), nothing, torch.empty(0), nothing, (), vocabulary, stored=stored)
 

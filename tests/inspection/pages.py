@@ -38,7 +38,7 @@ def armt_trace() -> Trace:
     """An ARMT around a GPT-2, which read the text behind a memory."""
     base = build(gpt2(vocab_size=len(TOKENIZER), n_positions=64))
     model = with_memories(tessera.wrap(base, segment_size=8, num_memory_tokens=2, memory_dim=4))
-    return trace(model, ids_of(), TOKENIZER, memory=model(ids_of()[:, :20]).memory_state)
+    return trace(model, ids_of(), TOKENIZER, state=model(ids_of()[:, :20]).memory_state)
 
 
 @cache

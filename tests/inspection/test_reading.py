@@ -42,7 +42,7 @@ def test_pairs_of_a_state_have_negative_numbers(model):
     """The second half of a text, behind the state of the first."""
     state = model(IDS[:, :12], use_cache=True).past_key_values
     at_once = recall_weights(model, IDS, queries=range(12, 20))
-    rest = recall_weights(model, IDS[:, 12:], queries=range(8), memory=state)
+    rest = recall_weights(model, IDS[:, 12:], queries=range(8), state=state)
     for one, other in zip(rest, at_once, strict=True):
         shift = 0 if one.site.kind == "persistent" else 12
         for number, pair in enumerate(other.pairs.tolist()):
@@ -55,10 +55,26 @@ def test_pairs_of_a_state_have_negative_numbers(model):
         assert one.num_pairs.tolist() == other.num_pairs.tolist()
     # Of the last layer: what later memories make of an earlier one is in the state already.
     site = next(site for site in find_sites(model) if site.layer == 1 and site.kind in ("contextual", "long_term"))
-    changed = loss_of(model, IDS[:, 12:], Removal(site, pair=-9), memory=state)
+    changed = loss_of(model, IDS[:, 12:], Removal(site, pair=-9), state=state)
     if not getattr(model.config, "num_persistent_slots", 0):
         torch.testing.assert_close(changed[1:], loss_of(model, IDS, Removal(site, pair=3))[13:])
-    assert not torch.allclose(changed[1:], loss_of(model, IDS[:, 12:], memory=state)[1:])
+    assert not torch.allclose(changed[1:], loss_of(model, IDS[:, 12:], state=state)[1:])
+
+
+def test_a_state_by_its_earlier_name():
+    """`memory=`, as the documentation had it."""
+    model = build(CONFIGS["v1"])
+    state = model(IDS[:, :12], use_cache=True).past_key_values
+    read = {
+        recall_weights: lambda recalls: recalls[0].weights,
+        loss_of: lambda losses: losses,
+        trace: lambda done: done.losses,
+    }
+    for function, numbers in read.items():
+        now, earlier = function(model, IDS[:, 12:], state=state), function(model, IDS[:, 12:], memory=state)
+        torch.testing.assert_close(numbers(now), numbers(earlier), rtol=0, atol=0, equal_nan=True)
+        needed = "state must be given once; got two. memory is its earlier name."
+        refused(needed, function, model, IDS[:, 12:], state=state, memory=state)
 
 
 def test_a_slot_of_a_bank_is_taken_out():
@@ -80,5 +96,5 @@ def test_a_slot_of_a_bank_is_taken_out():
 def test_what_cannot_be_read():
     model, mosaic = build(gpt2(1)), build(CONFIGS["v1"])
     state = mosaic(IDS, use_cache=True).past_key_values
-    refused("memory must be a state of this model", trace, model, IDS, memory=state)
-    refused("inputs must be left out", recall_weights, mosaic, IDS, memory=state, attention_mask=torch.ones_like(IDS))
+    refused("state must be one of this model", trace, model, IDS, state=state)
+    refused("inputs must be left out", recall_weights, mosaic, IDS, state=state, attention_mask=torch.ones_like(IDS))

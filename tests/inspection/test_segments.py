@@ -132,9 +132,9 @@ def test_a_stored_memory():
     model = wrapped(tessera.wrap, memory_dim=4)
     at_once = trace(model, IDS, queries=range(16, 29))
     state = model(IDS[:, :16]).memory_state
-    rest = trace(model, IDS[:, 16:], memory=state)
+    rest = trace(model, IDS[:, 16:], state=state)
     torch.testing.assert_close(rest.losses[1:], at_once.losses[17:])
     for name in ("written", "erased", "read", "norm", "gamma"):
         torch.testing.assert_close(getattr(rest.segments, name), getattr(at_once.segments, name)[2:])
     torch.testing.assert_close(rest.segments.reads, at_once.segments.reads[16:])
-    refused("memory_state", trace, model, IDS, memory=wrapped(tessera.wrap_rmt).empty_memory(1))
+    refused("memory_state", trace, model, IDS, state=wrapped(tessera.wrap_rmt).empty_memory(1))

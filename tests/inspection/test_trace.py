@@ -171,7 +171,7 @@ def test_a_head_without_any_of_its_pairs_answers_nothing():
 
 def test_files(any_model, tmp_path):
     memory = getattr(any_model(IDS), "memory_state", None)
-    done = trace(any_model, IDS, queries=[3, 19], memory=memory)
+    done = trace(any_model, IDS, queries=[3, 19], state=memory)
     assert (done.segments is None) == (done.stored is None) == (memory is None)
     done.save(tmp_path / "t.safetensors")
     again = Trace.load(tmp_path / "t.safetensors")
@@ -231,7 +231,7 @@ def test_what_is_no_trace(tmp_path):
     (tmp_path / "x").write_bytes(b"no")
     refused("must be a stored trace", Trace.load, tmp_path / "x")
     cache = build("gpt2")(IDS, use_cache=True).past_key_values
-    refused("of this model, a v1, v2, ARMT, RMT or PRMT; got DynamicCache", trace, build("gpt2"), IDS, memory=cache)
+    refused("of this model, a v1, v2, ARMT, RMT or PRMT; got DynamicCache", trace, build("gpt2"), IDS, state=cache)
     refused("removals must be one of", trace, build("v1"), IDS, removals="some")
     refused("Known: contextual of layer 0", trace(build("v1"), IDS, removals="none").memory, 9, "contextual")
 
@@ -253,7 +253,7 @@ torch.manual_seed(0)
 config = tessera.MemoryMosaicConfig(vocab_size=64, hidden_size=16, num_layers=1, num_heads=2, num_persistent_slots=0)
 model = AutoModelForCausalLM.from_config(config).eval()
 ids = torch.randint(0, 64, (1, 64))
-trace(model, ids, memory=model(ids, use_cache=True).past_key_values)  # all code is loaded
+trace(model, ids, state=model(ids, use_cache=True).past_key_values)  # all code is loaded
 
 # The state of a text of pairs + 1 tokens, as far as memory goes: reading a million tokens would take an hour.
 layer, _ = model(ids, use_cache=True).past_key_values.layers[0]
@@ -265,7 +265,7 @@ state = StackState(((PairMemoryState(*parts), None),), pairs + 1)
 with torch.no_grad():
     model(ids, past_key_values=state)
 before = peak()
-done = trace(model, ids, queries=range(64 - queries, 64), removals="none", memory=state)
+done = trace(model, ids, queries=range(64 - queries, 64), removals="none", state=state)
 assert done.memories[0].num_pairs.tolist()[-1] == pairs + 64
 assert int(done.memories[0].pairs.min()) < -pairs // 2
 print(peak() - before)
