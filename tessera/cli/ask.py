@@ -78,8 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     paths = [path for name in arguments.text for path in document_paths(name, "ask", "--text")]
     typed = standard_texts("ask", by_line=True) if arguments.interactive else iter(())
     memory = memory_of(arguments.model)
-    if answers_questions(memory.tokenizer):
-        refuse_sampling(arguments, "ask", "this model answers questions, with its likeliest word")
+    refuse_sampling(arguments, "ask", answers_questions(memory.tokenizer))
     if arguments.samples is not None:
         return _score(arguments, memory)
     ask = _asker(arguments, memory)

@@ -44,8 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.memory is not None:
         memory.load(arguments.memory, "chat", "--memory")
     is_trained = answers_questions(memory.tokenizer)
-    if is_trained:
-        refuse_sampling(arguments, "chat", "this model answers questions, with its likeliest word")
+    refuse_sampling(arguments, "chat", is_trained)
     if sys.stdin is not None and sys.stdin.isatty():
         import readline  # noqa: F401 (lines can be edited and called back)
 

@@ -55,11 +55,13 @@ def add_sampling(
     parser.set_defaults(sampling_defaults={name: parser.get_default(name) for name in options})
 
 
-def refuse_sampling(arguments: argparse.Namespace, where: str, why: str) -> None:
-    """Raise `TesseraError` for an option of `add_sampling` that would be ignored, but for the seed."""
+def refuse_sampling(arguments: argparse.Namespace, where: str, is_trained: bool) -> None:
+    """Raise `TesseraError` for an option of `add_sampling`, but for the seed, that a model ignores which `is_trained`
+    on questions."""
+    needed = "be left out: this model answers questions, with its likeliest word"
     for name, default in arguments.sampling_defaults.items():
         value = getattr(arguments, name)
-        expect(value == default, where, "--" + name.replace("_", "-"), f"be left out: {why}", value)
+        expect(not is_trained or value == default, where, "--" + name.replace("_", "-"), needed, value)
 
 
 def sampling_of(arguments: argparse.Namespace):

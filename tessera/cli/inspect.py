@@ -46,9 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     from tessera.inspection.text import read_tokens
     from tessera.inspection.trace import is_trace
     from tessera.memory_files.memory import Memory
-    from tessera.models.recurrence import SegmentedForCausalLM
     from tessera.models.saving.loading import load_model, load_tokenizer
-    from tessera.models.stack import StackForCausalLM
 
     expect(arguments.text or arguments.memory, "inspect", "--text or --memory", "be given", "neither")
     pages = len(arguments.models) * max(1, len(arguments.text))
@@ -67,16 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
         model, tokenizer = load_model(folder), load_tokenizer(folder)
         state: Any = None
         if arguments.memory is not None:
-            memory, kind = (
-                Memory(model, tokenizer).load(arguments.memory, "inspect", "--memory"),
-                model.config.model_type,
-            )
-            is_shown = isinstance(model, SegmentedForCausalLM)
-            is_known = is_shown or isinstance(model, StackForCausalLM)
-            expect(is_known, "inspect", "--memory", "be of a v1, v2, linear, ARMT, RMT or PRMT model", f"a {kind}'s")
-            needed = f"be given with the memory of a {kind}, which shows what a text recalls from it"
-            advice = f"tessera memories info {arguments.memory} lists its documents."
-            expect(arguments.text or is_shown, "inspect", "--text", needed, "none", advice)
+            memory = Memory(model, tokenizer).load(arguments.memory, "inspect", "--memory")
+            memory.expect_inspected("inspect", bool(arguments.text))
             state = memory.state
         for path in arguments.text:
             input_ids = read_tokens(model, tokenizer, path, arguments.tokens, state is None)

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Dispatch to the action."""
-    from tessera.memory_files.storing import is_stored_memory
+    from tessera.memory_files.storing import described_file, is_stored_memory
 
     names, action = arguments.names, arguments.action
     if action in ("ls", "info"):
@@ -37,12 +37,15 @@ def run(arguments: argparse.Namespace) -> int:
         folder = Path(names[0] if names else ".")
         expect(len(names) < 2 and folder.is_dir(), "memories", "ls", "be of one folder", " ".join(names))
         for path in sorted(path for path in folder.iterdir() if path.is_file() and is_stored_memory(path)):
-            _print_info(path, False)
+            try:
+                print(described_file(path)[0])
+            except TesseraError as error:
+                print(error)
         return 0
     needed = {"info": "a memory", "merge": "two memories", "forget": "a memory and a document"}[action]
     named = " ".join(names) or "nothing"
     expect(len(names) >= 1 + (action != "info"), "memories", action, f"be followed by {needed}", named)
-    return of_each(names, lambda name: _print_info(Path(name), True))[1] if action == "info" else _change(arguments)
+    return of_each(names, _print_info)[1] if action == "info" else _change(arguments)
 
 
 def _change(arguments: argparse.Namespace) -> int:
@@ -64,26 +67,11 @@ def _change(arguments: argparse.Namespace) -> int:
             memory.forget(name)
     expect(bool(memory.documents), "memories", "a document", "be left", "none", f"Delete {first} instead.")
     memory.save(out, mark)
-    _print_info(out, True)
+    _print_info(str(out))
     return 0
 
 
-def _print_info(path: Path, with_documents: bool) -> None:
-    from tessera.base.files import expect_plain_file
-    from tessera.models.saving.state_file import StateFile
+def _print_info(name: str) -> None:
+    from tessera.memory_files.storing import described_file
 
-    expect_plain_file(path, "memories", "M")
-    try:
-        file = StateFile.open(path, "memories", "M")
-    except TesseraError as error:
-        if with_documents:
-            raise
-        print(error)
-        return
-    documents, tensors = file.content.get("documents", []), file.tensors()
-    counts = [tensors[document["tokens"]["of"]].numel() if "tokens" in document else 0 for document in documents]
-    number = f"{len(documents)} document{'s' * (len(documents) != 1)}"
-    print(f"{path}: {file.kind}, {number}, {sum(counts):,} tokens, {path.stat().st_size / 1e6:.2f} MB")
-    for document, count in zip(documents, counts):
-        if with_documents and count:
-            print(f"  {document['name']}: {document['size']:,} bytes, {count:,} tokens")
+    print(*described_file(Path(name)), sep="\n")

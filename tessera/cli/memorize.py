@@ -9,7 +9,6 @@ was stopped goes on with --append.
 """
 
 import argparse
-import shlex
 import sys
 from pathlib import Path
 
@@ -52,16 +51,12 @@ def run(arguments: argparse.Namespace) -> int:
     sources |= {"-": (*typed, free_name("standard input", memory.names))} if typed else {}
     options = {"progress": sys.stderr.isatty(), "precision": arguments.precision}
     writer = MemoryWriter(memory, out, mark, is_stored=before == arguments.out)
-    with writer.storing_when_stopped(lambda file: _again(arguments, file)):
+    words = ["memorize", arguments.model, *arguments.files]
+    words += [] if arguments.precision == "auto" else ["--precision", arguments.precision]
+    words += [word for name in arguments.imports for word in ("--import", name)]
+    with writer.storing_when_stopped(words):
         _, status = of_each(sources, lambda name: memory.read(*sources[name], **options), writer.after_document)
-        if memory.documents:
-            writer.finish()
-            print(f"{out}: {memory.described()}, {out.stat().st_size / 1e6:.2f} MB")
+        writer.finish()
+    if memory.documents:
+        print(f"{out}: {memory.described()}, {out.stat().st_size / 1e6:.2f} MB")
     return status
-
-
-def _again(arguments: argparse.Namespace, file: Path) -> str:
-    """The command that goes on behind what `file` holds."""
-    words = ["tessera", "memorize", arguments.model, *arguments.files, "--out", str(file), "--append"]
-    words += ["--precision", arguments.precision] * (arguments.precision != "auto")
-    return shlex.join([*words, *(word for name in arguments.imports for word in ("--import", name))])

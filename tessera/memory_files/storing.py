@@ -3,8 +3,9 @@
 import hashlib
 import json
 import logging
+import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +15,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from tessera.base.checkpoints import tensor_checksum
 from tessera.base.errors import TesseraError, expect
-from tessera.base.files import expect_output
+from tessera.base.files import expect_output, expect_plain_file
 from tessera.data.encoding import uncut
 from tessera.inspection.trace import is_trace
 from tessera.models.fingerprint import acting_weights
-from tessera.models.saving.state_file import KIND
+from tessera.models.saving.state_file import KIND, StateFile
 
 if TYPE_CHECKING:
     from tessera.memory_files.memory import Memory
@@ -78,11 +79,11 @@ class MemoryWriter:
         self.seconds = self.since - began
 
     @contextmanager
-    def storing_when_stopped(self, command: Callable[[Path], str]) -> Iterator[None]:
+    def storing_when_stopped(self, words: Sequence[str]) -> Iterator[None]:
         """When a signal or an error ends the reading inside, what was read is stored, and a line says so.
 
-        `command(file)` goes on from there. Ctrl-C becomes a `KeyboardInterrupt` of this line. A `TesseraError` passes:
-        it is of the only text, or of a storing.
+        `words`: of the command that goes on, but for the file. Ctrl-C becomes a `KeyboardInterrupt` of this line. A
+        `TesseraError` passes: it is of the only text, or of a storing.
         """
         names = self.memory.names
         try:
@@ -93,7 +94,8 @@ class MemoryWriter:
             if self.memory.names == names:
                 raise
             self.store()
-            said = f"memorize: stopped; {self.path} holds {self.memory.described()}. Go on: {command(self.path)}"
+            command = shlex.join(["tessera", *words, "--out", str(self.path), "--append"])
+            said = f"memorize: stopped; {self.path} holds {self.memory.described()}. Go on: {command}"
             if isinstance(stop, KeyboardInterrupt):
                 raise KeyboardInterrupt(said) from None
             log.warning(said)
@@ -143,6 +145,27 @@ def require_place(
     is_free = overwrite or not out.exists()
     expect(is_free, verb, argument, "be a new file", f"{str(out)!r}, a stored memory", advice)
     return mark
+
+
+def described_file(path: Path) -> list[str]:
+    """Lines on a stored memory, of which its description alone is read: the first on the file, one on each document.
+
+    Raises `TesseraError`: no such file, or one that is no memory of this version.
+    """
+    expect_plain_file(path, "memories", "M")
+    file = StateFile.open(path, "memories", "M")
+    documents, tensors = file.content.get("documents", []), file.tensors()
+    counts = [tensors[document["tokens"]["of"]].numel() if "tokens" in document else 0 for document in documents]
+    number = f"{len(documents)} document{'s' * (len(documents) != 1)}"
+    size = path.stat().st_size / 1e6
+    return [
+        f"{path}: {file.kind}, {number}, {sum(counts):,} tokens, {size:.2f} MB",
+        *(
+            f"  {document['name']}: {document['size']:,} bytes, {count:,} tokens"
+            for document, count in zip(documents, counts)
+            if count
+        ),
+    ]
 
 
 def is_stored_memory(path: Path) -> bool:

@@ -32,7 +32,7 @@ def test_a_memory_that_cannot_be_shown_is_refused(refused, run_folder, corpus, t
     byte_tokenizer().save_pretrained(lstm)
     for folder, arguments, message in (
         (run_folder, (), "inspect: --text must be given with the memory of a memory_mosaic, which shows what a text"),
-        (run_folder, (), f"recalls from it; got none. tessera memories info {memory} lists its documents."),
+        (run_folder, (), "recalls from it; got none. tessera memories info lists its documents."),
         (lstm, (), "inspect: --memory must be of a v1, v2, linear, ARMT, RMT or PRMT model; got a lstm's."),
         (
             lstm,
