@@ -91,7 +91,7 @@ class Memory:
         """Raise `TesseraError` unless a page can show it: alone, or where a text is read behind it."""
         is_shown = isinstance(self.model, SegmentedForCausalLM)
         is_known = is_shown or isinstance(self.model, StackForCausalLM)
-        expect(is_known, where, "--memory", "be of a v1, v2, linear, ARMT, RMT or PRMT model", f"a {self.kind}'s")
+        expect(is_known, where, "--memory", "be of a v1, v2, linear, ARMT, RMT or PRMT model", f"one of {self.kind}")
         needed = f"be given with the memory of a {self.kind}, which shows what a text recalls from it"
         advice = "tessera memories info lists its documents."
         expect(has_text or is_shown, where, "--text", needed, "none", advice)
@@ -178,8 +178,8 @@ class Memory:
         """The answer to `question`, which the memory does not keep. `cite`: name so many passages that carried it.
 
         `options`: fields of `Sampling` (`max_new_tokens=20`), and see `answer`. Raises `TesseraError` for a question
-        without words, or with words that a model that was trained on questions does not know, for `cite` where states
-        are not of pairs, and for a model in training mode.
+        without words, or with words that a model that was trained on questions does not know, for `cite` with beams or
+        where states are not of pairs, and for a model in training mode.
         """
         self._expect_reader("answers")
         sampling = replace(sampling, **{name: options.pop(name) for name in vars(sampling) if name in options})

@@ -77,8 +77,8 @@ def test_train_info_eval_generate_inspect_memorize_ask(name, tessera, done, corp
     assert status == 0, err
     status, _, err = tessera("inspect", run, *text, "--memory", memory)
     if name == "gpt_neox":
-        needed = "be a state of this model, a v1, v2, ARMT, RMT or PRMT"
-        assert (status, err) == (2, f"inspection: memory must {needed}; got DynamicCache.\n")
+        needed = "be of a v1, v2, linear, ARMT, RMT or PRMT model"
+        assert (status, err) == (2, f"inspect: --memory must {needed}; got one of gpt_neox.\n")
         return
     assert status == 0, err
     if "segment_size" in MODELS[name]:

@@ -33,11 +33,11 @@ def test_a_memory_that_cannot_be_shown_is_refused(refused, run_folder, corpus, t
     for folder, arguments, message in (
         (run_folder, (), "inspect: --text must be given with the memory of a memory_mosaic, which shows what a text"),
         (run_folder, (), "recalls from it; got none. tessera memories info lists its documents."),
-        (lstm, (), "inspect: --memory must be of a v1, v2, linear, ARMT, RMT or PRMT model; got a lstm's."),
+        (lstm, (), "inspect: --memory must be of a v1, v2, linear, ARMT, RMT or PRMT model; got one of lstm."),
         (
             lstm,
             ("--text", corpus),
-            "inspect: --memory must be of a v1, v2, linear, ARMT, RMT or PRMT model; got a lstm's.",
+            "inspect: --memory must be of a v1, v2, linear, ARMT, RMT or PRMT model; got one of lstm.",
         ),
     ):
         assert main(["memorize", str(folder), str(corpus), "--out", str(memory), "--overwrite"]) == 0
