@@ -9,14 +9,14 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from tessera.base.errors import TesseraError, expect
+from tessera.base.errors import TesseraError
 from tessera.base.shapes import array_of
 
 Function = TypeVar("Function", bound=Callable)
@@ -57,15 +57,12 @@ def checks_arguments(function: Function) -> Function:
     return called  # type: ignore[return-value]
 
 
-def explain_all(namespace: dict[str, Any], names: Iterable[str], earlier: Mapping[str, str] = {}) -> None:
-    """Decorate so the public functions of a module, and the public methods of its classes.
-
-    `earlier`: names that keywords of the functions had before -> their names, by which both are taken.
-    """
+def explain_all(namespace: dict[str, Any], names: Iterable[str]) -> None:
+    """Decorate so the public functions of a module, and the public methods of its classes."""
     for name in names:
         value = namespace[name]
         if isinstance(value, types.FunctionType):
-            namespace[name] = explained = _by_earlier_names(explains_mistakes(value), earlier)
+            namespace[name] = explained = explains_mistakes(value)
             setattr(sys.modules[value.__module__], name, explained)  # one object, whatever it is imported from
         elif isinstance(value, type):
             for method, body in list(vars(value).items()):
@@ -73,24 +70,6 @@ def explain_all(namespace: dict[str, Any], names: Iterable[str], earlier: Mappin
                 if isinstance(inner, types.FunctionType) and (method == "__init__" or not method.startswith("_")):
                     explained = explains_mistakes(inner)
                     setattr(value, method, explained if inner is body else type(body)(explained))
-
-
-def _by_earlier_names(function: Function, earlier: Mapping[str, str]) -> Function:
-    """`function`, which also takes keywords by the names that they had before."""
-    names = inspect.signature(function).parameters
-    renamed = {old: new for old, new in earlier.items() if new in names and old not in names}
-    if not renamed:
-        return function
-
-    @wraps(function)
-    def called(*values: Any, **keywords: Any) -> Any:
-        for old in renamed.keys() & keywords.keys():
-            advice = f"{old} is its earlier name."
-            expect(renamed[old] not in keywords, function.__name__, renamed[old], "be given once", "two", advice)
-            keywords[renamed[old]] = keywords.pop(old)
-        return function(*values, **keywords)
-
-    return called  # type: ignore[return-value]
 
 
 def _mistake(function: Callable, values: tuple, keywords: dict[str, Any]) -> str | None:

@@ -29,4 +29,4 @@ __all__ = [
     "trace_memory",
 ]
 
-explain_all(globals(), __all__, earlier={"memory": "state"})
+explain_all(globals(), __all__)

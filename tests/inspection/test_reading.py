@@ -61,22 +61,6 @@ def test_pairs_of_a_state_have_negative_numbers(model):
     assert not torch.allclose(changed[1:], loss_of(model, IDS[:, 12:], state=state)[1:])
 
 
-def test_a_state_by_its_earlier_name():
-    """`memory=`, as the documentation had it."""
-    model = build(CONFIGS["v1"])
-    state = model(IDS[:, :12], use_cache=True).past_key_values
-    read = {
-        recall_weights: lambda recalls: recalls[0].weights,
-        loss_of: lambda losses: losses,
-        trace: lambda done: done.losses,
-    }
-    for function, numbers in read.items():
-        now, earlier = function(model, IDS[:, 12:], state=state), function(model, IDS[:, 12:], memory=state)
-        torch.testing.assert_close(numbers(now), numbers(earlier), rtol=0, atol=0, equal_nan=True)
-        needed = "state must be given once; got two. memory is its earlier name."
-        refused(needed, function, model, IDS[:, 12:], state=state, memory=state)
-
-
 def test_a_slot_of_a_bank_is_taken_out():
     """The other slots of that bank share its weight; the other bank stays."""
     model = build(CONFIGS["v1"])
