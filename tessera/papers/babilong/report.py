@@ -47,6 +47,8 @@ SETTINGS: SettingsRows = {
 }
 # What the figure sets side by side on QA1, first the one that reads furthest; bars are two standard errors.
 GATES = {
+    "armt_mosaic_sentences": "segments end at sentences, unseen books",
+    "armt_mosaic_longer": "longer first stages, unseen books",
     UNSEEN: "cost of writes, unseen books",
     SHUT: "shut gates, unseen books",
     THRESHOLD: "cost of writes, one book",
@@ -97,14 +99,13 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
     noise, facts = [], []
     for key, record in records.items():
         if written := record.outcome.get("written_noise"):
-            shares = [f"{100 * written[name]:.1f}" for name in ("in_text", "alone")]
             sizes = written.get("normaliser", {})
             sizes = [f"{sizes[segments]:.3g}" for segments in ("1", "16", "256", "1024") if segments in sizes]
-            noise.append([key, *shares, ", ".join(sizes)])
+            noise.append([key, f"{100 * written['in_text']:.2f}", ", ".join(sizes)])
         if written := record.outcome.get("written_facts"):
             facts.append([key, *(f"{100 * written[part]:.1f}" if part in written else "" for part in PARTS)])
-    headings = ["after the text before them", "with an empty memory", "mean size of z after 1, 16, 256, 1,024 of them"]
-    parts["Segments of noise that are written, per cent"] = markdown(["run", *headings], noise)
+    headings = ["run", "written", "mean size of z after 1, 16, 256, 1,024 of them"]
+    parts["Segments of noise that are written, per cent"] = markdown(headings, noise)
     parts["Facts that are written, per cent"] = markdown(["run", *PARTS.values()], facts)
     parts["Trainings"] = stages_table(
         records, {"stages: segments: steps": "{length}: {steps_done} of {steps}", "best score of each": "{best:.3f}"}

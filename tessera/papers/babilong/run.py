@@ -327,23 +327,19 @@ def _measure(model: torch.nn.Module, data: StagedQuestions, settings: BabilongSe
 def written_noise(
     model: ARMTForCausalLM, task: BABILong, seed: int, *, texts: int = 4, segments: int = 1024
 ) -> dict[str, Any]:
-    """The shares of segments of the test's books that change an association matrix.
+    """What segments of the test's books do, read behind each other.
 
-    `in_text`: read after the text in front of them. `alone`: the same segments, each read with an empty memory. If that
-    is far more, gates stay shut because of what the memory holds, and open when it is overwritten. `normaliser`: the
-    mean of |z| over layers, features and texts after 1, 2, 4, ... segments.
+    `in_text`: the share that changes an association matrix. `normaliser`: the mean of |z| over layers, features and
+    texts after 1, 2, 4, ... segments.
     """
     length, random = segments * model.config.segment_size + RESERVED, Random(f"noise {seed}")
     contexts = [hide((), task.books("test"), length, random) for _ in range(texts)]
-    in_text = alone = 0.0
-    normaliser: dict[str, float] = {}
-    for number, (segment, memory, changed) in enumerate(_writes(model, _tokens(model, contexts)), 1):
-        in_text += changed.sum().item()
+    written, normaliser = 0.0, {}
+    for number, (memory, changed) in enumerate(_writes(model, contexts), 1):
+        written += changed.sum().item()
         if number.bit_count() == 1:
             normaliser[str(number)] = memory.z.abs().mean().item()
-        alone += next(_writes(model, segment))[2].sum().item()
-    count = texts * segments
-    return {"in_text": in_text / count, "alone": alone / count, "normaliser": normaliser}
+    return {"in_text": written / (texts * segments), "normaliser": normaliser}
 
 
 @torch.no_grad()
@@ -361,7 +357,7 @@ def written_facts(model: ARMTForCausalLM, task: BABILong, seed: int, *, texts: i
             hide((random.choice(facts),), books, 2 * segment + RESERVED, random, segment=segment, split_facts=share)
             for _ in range(texts // 2)
         ]
-        changes = [changed.tolist() for _, _, changed in _writes(model, _tokens(model, contexts))]
+        changes = [changed.tolist() for _, changed in _writes(model, contexts)]
         for context, first, second in zip(contexts, *changes):
             in_first, in_second = (part.any() for part in np.split(context.is_fact(), 2))
             if in_first and in_second:
@@ -372,13 +368,10 @@ def written_facts(model: ARMTForCausalLM, task: BABILong, seed: int, *, texts: i
     return {part: float(np.mean(changed)) for part, changed in written.items() if changed}
 
 
-def _tokens(model: ARMTForCausalLM, contexts: Sequence[Context]) -> Tensor:
-    return torch.from_numpy(np.stack([context.tokens() for context in contexts]).astype(np.int64)).to(model.device)
-
-
-def _writes(model: ARMTForCausalLM, tokens: Tensor) -> Iterator[tuple[Tensor, ARMTState, Tensor]]:
-    """Read tokens (B, T): each segment, the memory behind it, and (B,) whether an association matrix has changed."""
+def _writes(model: ARMTForCausalLM, contexts: Sequence[Context]) -> Iterator[tuple[ARMTState, Tensor]]:
+    """Read B contexts: the memory behind each segment, and (B,) whether an association matrix has changed."""
+    tokens = torch.from_numpy(np.stack([context.tokens() for context in contexts]).astype(np.int64)).to(model.device)
     memory = cast("ARMTState", model.empty_memory(len(tokens)))
     for segment in tokens.split(model.config.segment_size, 1):
         before, memory = memory, model(input_ids=segment, memory_state=memory, skip_logits=True).memory_state
-        yield segment, memory, (before.A != memory.A).flatten(2).any(2).any(0)
+        yield memory, (before.A != memory.A).flatten(2).any(2).any(0)
