@@ -122,7 +122,7 @@ MODELS = {
         f"{AROUND}, cost of writes, then a threshold, longer first stages (unseen books)", **LONGER
     ),
     "armt_mosaic_sentences": Model(  # the same trainings
-        f"{AROUND}, the same, read in segments that end at sentences (unseen books)",
+        f"{AROUND}, as before, read in segments that end at sentences (unseen books)",
         **{**LONGER, "first_seed": 27},
         ends_at_sentences=True,
     ),
