@@ -238,7 +238,7 @@ def test_a_curriculum_on_text_around_a_frozen_base(recipe_of, tmp_path, recipe_f
         (
             stage("model: {gate_penality: 0.5}"),
             "gate_penality must be a setting that a built armt can change; got 0.5. Did you mean 'gate_penalty'. "
-            "Known: backprop_segments, gate_penalty, strength_threshold",
+            "Known: backprop_segments, gate_penalty, segment_end_ids, segment_end_window, strength_threshold",
         ),
         (stage("write_cost: 0.5"), r"training.curriculum\[0\].write_cost is not a known key; got 0.5"),
     ],

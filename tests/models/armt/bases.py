@@ -1,6 +1,7 @@
 """Small models of several families, tiny ones of all of them, and ways to wrap them."""
 
 import copy
+from itertools import pairwise
 
 import torch
 import transformers as hf
@@ -120,3 +121,15 @@ def tokens(batch, steps, vocabulary=60):
 
 def same_memory(actual, expected):
     close(actual.tensors(), expected.tensors())
+
+
+def steps_are_the_whole(model, ids, borders):
+    """Read from border to border with a cache, and at once."""
+    at_once, actual, cache = model(ids), [], None
+    for start, end in pairwise(borders):
+        output = model(ids[:, start:end], past_key_values=cache, use_cache=end < ids.shape[1])
+        cache = output.past_key_values
+        actual.append(output.logits)
+    close(torch.cat(actual, 1), at_once.logits)
+    # Without use_cache the last segment was closed, as in the whole reading.
+    same_memory(output.memory_state, at_once.memory_state)

@@ -5,22 +5,26 @@ from dataclasses import replace
 import torch
 
 from tests.covering import each_value, some
-from tests.models.armt.bases import KINDS, PAIRS, SOME, WRAPS, config_of, is_greedy, make, same_memory, tiny, tokens
+from tests.models.armt.bases import (
+    KINDS,
+    PAIRS,
+    SOME,
+    WRAPS,
+    config_of,
+    is_greedy,
+    make,
+    same_memory,
+    steps_are_the_whole,
+    tiny,
+    tokens,
+)
 from tests.refusals import refused
 from tests.tolerances import close
 
 
 @some(("kind", "family"), PAIRS, by_default=SOME)
 def test_steps_with_a_cache_give_the_logits_of_the_whole(kind, family):
-    model, ids = make(kind, family), tokens(2, 27)
-    at_once, actual, cache = model(ids), [], None
-    for start, end in [(0, 5), (5, 6), (6, 19), (19, 24), (24, 27)]:
-        output = model(ids[:, start:end], past_key_values=cache, use_cache=end < 27)
-        cache = output.past_key_values
-        actual.append(output.logits)
-    close(torch.cat(actual, 1), at_once.logits)
-    # Without use_cache the last segment was closed, as in the whole reading.
-    same_memory(output.memory_state, at_once.memory_state)
+    steps_are_the_whole(make(kind, family), tokens(2, 27), (0, 5, 6, 19, 24, 27))
 
 
 @each_value(kind=KINDS, family=["gpt2", "llama", "memory_mosaic"])

@@ -16,7 +16,7 @@ from tessera.models.saving.state_file import StateFile, save_values
 from tessera.tasks.question_answering import QuestionBatch
 from tessera.testing.state_laws import check_state
 from tests.covering import each_value, some
-from tests.models.armt.bases import KINDS, PAIRS, SOME, is_greedy, make, same_memory, tokens
+from tests.models.armt.bases import KINDS, PAIRS, SOME, is_greedy, make, same_memory, steps_are_the_whole, tokens
 from tests.refusals import refused
 from tests.tolerances import close
 
@@ -87,15 +87,8 @@ def test_rows_that_end_their_segments_elsewhere_are_the_rows_alone(kind, family)
 @some(("kind", "family"), PAIRS, by_default=SOME)
 def test_steps_with_a_cache_are_the_whole(kind, family):
     model, ids = ending(kind, family), sentences(3, 27)
-    at_once = model(ids)
-    for borders in ([0, 5, 6, 19, 24, 27], range(28)):
-        actual, cache = [], None
-        for start, end in pairwise(borders):
-            output = model(ids[:, start:end], past_key_values=cache, use_cache=end < 27)
-            cache = output.past_key_values
-            actual.append(output.logits)
-        close(torch.cat(actual, 1), at_once.logits)
-        same_memory(output.memory_state, at_once.memory_state)
+    for borders in ((0, 5, 6, 19, 24, 27), range(28)):
+        steps_are_the_whole(model, ids, borders)
 
 
 @each_value(kind=KINDS, family=["gpt2", "llama", "memory_mosaic"])
