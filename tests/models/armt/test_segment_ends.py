@@ -26,6 +26,7 @@ SIZE, WINDOW, ENDS = 8, 3, (7, 8, 9)
 def ending(kind="armt", family="gpt2", ids=ENDS, **options):
     model = make(kind, family, SIZE, **options)
     adjust_model(model, {"segment_end_ids": list(ids), "segment_end_window": WINDOW})
+    torch.manual_seed(0)  # the same tokens, whatever was made before
     return model
 
 
@@ -93,11 +94,11 @@ def test_steps_with_a_cache_are_the_whole(kind, family):
 
 @each_value(kind=KINDS, family=["gpt2", "llama", "memory_mosaic"])
 def test_generation_ends_segments_there_too(kind, family):
-    model, prompts = ending(kind, family, range(5, 30)), sentences(3, 9)
+    model, prompts = ending(kind, family, range(5, 60, 2)), sentences(3, 9)
     options = {"max_new_tokens": 14, "do_sample": False, "attention_mask": torch.ones_like(prompts)}
     text = model.generate(prompts, **options)
     assert is_greedy(model, text, 9)
-    assert (text[:, 9:] < 30).any(), "or this test shows nothing"
+    assert (text[:, 9:] % 2 == 1).any(), "or this test shows nothing"
     beams = model.generate(prompts, num_beams=3, **options)
     assert torch.equal(beams, model.generate(prompts, num_beams=3, use_cache=False, **options))
 
