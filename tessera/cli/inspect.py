@@ -46,7 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
     from tessera.inspection.text import read_tokens
     from tessera.inspection.trace import is_trace
     from tessera.memory_files.memory import Memory
+    from tessera.models.recurrence import SegmentedForCausalLM
     from tessera.models.saving.loading import load_model, load_tokenizer
+    from tessera.models.stack import StackForCausalLM
 
     expect(arguments.text or arguments.memory, "inspect", "--text or --memory", "be given", "neither")
     pages = len(arguments.models) * max(1, len(arguments.text))
@@ -66,8 +68,12 @@ def run(arguments: argparse.Namespace) -> int:
         state: Any = None
         if arguments.memory is not None:
             memory = Memory(model, tokenizer).load(arguments.memory, "inspect", "--memory")
-            memory.expect_inspected("inspect", bool(arguments.text))
-            state = memory.state
+            state, is_segmented = memory.state, isinstance(model, SegmentedForCausalLM)
+            is_known, got = is_segmented or isinstance(model, StackForCausalLM), f"one of {memory.kind}"
+            expect(is_known, "inspect", "--memory", "be of a v1, v2, linear, ARMT, RMT or PRMT model", got)
+            needed = f"be given with the memory of a {memory.kind}, which shows what a text recalls from it"
+            advice = "tessera memories info lists its documents."
+            expect(is_segmented or bool(arguments.text), "inspect", "--text", needed, "none", advice)
         for path in arguments.text:
             input_ids = read_tokens(model, tokenizer, path, arguments.tokens, state is None)
             queries = range(input_ids.shape[1])[-arguments.last :]

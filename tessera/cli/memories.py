@@ -45,13 +45,15 @@ def run(arguments: argparse.Namespace) -> int:
     needed = {"info": "a memory", "merge": "two memories", "forget": "a memory and a document"}[action]
     named = " ".join(names) or "nothing"
     expect(len(names) >= 1 + (action != "info"), "memories", action, f"be followed by {needed}", named)
-    return of_each(names, _print_info)[1] if action == "info" else _change(arguments)
+    if action == "info":
+        return of_each(names, lambda name: print(*described_file(Path(name)), sep="\n"))[1]
+    return _change(arguments)
 
 
 def _change(arguments: argparse.Namespace) -> int:
     import tessera.models  # noqa: F401 (what states are made of)
     from tessera.memory_files.memory import Memory, memory_of
-    from tessera.memory_files.storing import mark_of, require_place
+    from tessera.memory_files.storing import described_file, mark_of, require_place
 
     first, *others = arguments.names
     is_merge = arguments.action == "merge"
@@ -67,11 +69,5 @@ def _change(arguments: argparse.Namespace) -> int:
             memory.forget(name)
     expect(bool(memory.documents), "memories", "a document", "be left", "none", f"Delete {first} instead.")
     memory.save(out, mark)
-    _print_info(str(out))
+    print(*described_file(out), sep="\n")
     return 0
-
-
-def _print_info(name: str) -> None:
-    from tessera.memory_files.storing import described_file
-
-    print(*described_file(Path(name)), sep="\n")

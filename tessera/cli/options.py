@@ -157,7 +157,7 @@ def of_each(
     names: Iterable[str], result_of: Callable[[str], Any], after_each: Callable[[], None] = lambda: None
 ) -> tuple[list[Any], int]:
     """What `result_of` gives for each name, and the exit status. Of several names one that is refused does not stop the
-    others, but an error of `after_each` does: it is said, and the status is 2."""
+    others: it is said, and the status is 2. An error of `after_each` stops them."""
     names, results, status = list(names), [], 0
     for name in names:
         try:

@@ -39,8 +39,6 @@ def answer_loss(model: nn.Module, batch: QuestionBatch) -> tuple[Tensor, Tensor]
     # With a cache the last segment stays open: nothing of a question is written.
     total = _output_for(model, questions.flatten(0, 1), labels.flatten(0, 1), carried).loss
     if early and batch.early_questions is not None and batch.early_labels is not None:
-        ends = getattr(model.config, "segment_end_ids", None)
-        expect(ends is None, "answer_loss", "segment_end_ids", "be None where every segment is asked about", ends)
         segments, read = batch.early_questions.shape[1], len(early)
         expect(segments == read, "answer_loss", "early_questions", f"be of the {read} segments read", segments)
         first = _first_with_gradient(model, contexts)
@@ -157,8 +155,10 @@ def _after_contexts(
     A memory is not repeated: each of its rows serves several of the text. With `keep_early` also the memories after
     each segment.
     """
-    # Where segments end at sentences, a question begins one.
-    is_open = model.config.segment_end_ids is None and contexts.shape[1] % model.config.segment_size != 0
+    ends = getattr(model.config, "segment_end_ids", None)  # where segments end at sentences, a question begins one
+    needed = "be None where every segment is asked about"
+    expect(not (ends and keep_early), "answer_loss", "segment_end_ids", needed, ends)
+    is_open = ends is None and contexts.shape[1] % model.config.segment_size != 0
     options = {"skip_logits": True, "use_cache": is_open, "output_segment_states": keep_early}
     output = model(input_ids=contexts, **options)
     early = output.segment_states or ()

@@ -30,7 +30,6 @@ from tessera.memory_files.document import CONVERTED, Document, is_of_pairs, read
 from tessera.memory_files.storing import StoredBesideError, digest, made_by, mark_of
 from tessera.models.carried_state import grows, read_document
 from tessera.models.fingerprint import Fingerprint, difference
-from tessera.models.recurrence import SegmentedForCausalLM
 from tessera.models.recurrence.state import MADE_BY
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.models.saving.state_file import StateFile, save_values
@@ -86,15 +85,6 @@ class Memory:
     def expect_pairs(self, where: str) -> None:
         """Raise `TesseraError` unless passages can be named."""
         expect(self.is_of_pairs, where, "the model", "keep pairs (v1, v2)", f"{self.kind}, whose state has no passages")
-
-    def expect_inspected(self, where: str, has_text: bool) -> None:
-        """Raise `TesseraError` unless a page can show it: alone, or where a text is read behind it."""
-        is_shown = isinstance(self.model, SegmentedForCausalLM)
-        is_known = is_shown or isinstance(self.model, StackForCausalLM)
-        expect(is_known, where, "--memory", "be of a v1, v2, linear, ARMT, RMT or PRMT model", f"one of {self.kind}")
-        needed = f"be given with the memory of a {self.kind}, which shows what a text recalls from it"
-        advice = "tessera memories info lists its documents."
-        expect(has_text or is_shown, where, "--text", needed, "none", advice)
 
     def expect_answers(
         self, questions: Sequence[str], sampling: Sampling = GREEDY, cite: int = 0, where: str = "ask"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -25,8 +25,11 @@ if TYPE_CHECKING:
     from tessera.memory_files.memory import Memory
 
 log = logging.getLogger(__name__)
-READING = 20  # seconds for each that the last storing took; the next one takes longer, as there is more
+READING_PER_STORING = 20  # seconds for each that the last storing took; the next one takes longer, as there is more
 FIRST_STORING = 0.1  # seconds: a guess until there is one
+# Settings of models that came later, with the values by which nothing changes: earlier memories do not know them.
+LATER_SETTINGS: dict[str, Any] = {"inverse_bandwidth_scale": 1, "use_long_term_memory": True}
+LATER_SETTINGS |= {"segment_end_ids": None, "segment_end_window": 16}
 
 
 class StoredBesideError(TesseraError):
@@ -41,7 +44,8 @@ class StoredBesideError(TesseraError):
 class MemoryWriter:
     """Stores a memory in a file while texts are read into it, so that a reading that ends early loses few of them.
 
-    A storing writes the whole file anew. It comes behind a document, after `READING` times the seconds of the last one.
+    A storing writes the whole file anew. It comes behind a document, after `READING_PER_STORING` times the seconds of
+    the last one.
     """
 
     def __init__(self, memory: "Memory", path: Path, mark: tuple[int, ...] | None, is_stored: bool) -> None:
@@ -53,7 +57,7 @@ class MemoryWriter:
 
     def after_document(self) -> None:
         """Store what was read, where the reading since the last storing has taken long enough. Raises as `store`."""
-        if time.monotonic() - self.since >= READING * self.seconds:
+        if time.monotonic() - self.since >= READING_PER_STORING * self.seconds:
             self.store()
 
     def finish(self) -> None:
@@ -104,15 +108,22 @@ class MemoryWriter:
 
 def made_by(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
     """What a memory belongs to: digests of the settings and weights of its model, and of its tokenizer."""
-    settings = model.config.to_dict()
+    settings = _without_later(model.config.to_dict())
     for name in ("transformers_version", "dtype", "_name_or_path"):  # another release may write them otherwise
         settings.pop(name, None)
-    if settings.get("inverse_bandwidth_scale") == 1:  # memories of earlier versions do not know it
-        del settings["inverse_bandwidth_scale"]
     text = json.dumps(settings, sort_keys=True, default=str)
     weights = str(tensor_checksum(acting_weights(model)))
     parts = {"settings": text, "weights": weights, "tokens": uncut(tokenizer).to_str()}
     return {name: digest(part) for name, part in parts.items()}
+
+
+def _without_later(settings: dict[str, Any]) -> dict[str, Any]:
+    """A configuration, and those inside it, without `LATER_SETTINGS` that change nothing."""
+    return {
+        name: _without_later(value) if isinstance(value, dict) else value
+        for name, value in settings.items()
+        if name not in LATER_SETTINGS or value != LATER_SETTINGS[name]
+    }
 
 
 def digest(text: str) -> str:

@@ -11,10 +11,13 @@ from tessera.base.errors import TesseraError
 from tessera.data.tokenizers import byte_tokenizer
 from tessera.memory_files import Memory
 from tessera.memory_files.document import Document
+from tessera.memory_files.storing import made_by
+from tessera.models.adjusting import adjust_model
 from tessera.models.saving import state_file
 from tessera.models.saving.state_file import StateFile, save_values
 from tests.memory_files.models import make
 from tests.memory_files.texts import TEXTS, memory, same
+from tests.models.armt.bases import make as wrapped
 from tests.refusals import refused
 
 
@@ -137,3 +140,31 @@ def test_tokens_of_a_file_stay_on_the_cpu(tmp_path, monkeypatch):
     assert isinstance(document.state.layers[0][0].pending_key, OnGPU)
     assert not isinstance(document.tokens, OnGPU)
     assert not isinstance(document.widths, OnGPU)
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "name", "other"),
+    [
+        ("v1", "model", "inverse_bandwidth_scale", 2.0),
+        ("v2", "model", "use_long_term_memory", False),
+        ("armt", "model", "segment_end_ids", [1]),
+        ("armt around a mosaic", "base", "inverse_bandwidth_scale", 2.0),
+    ],
+)
+def test_memories_of_releases_without_a_setting_stay_and_those_of_another_are_refused(
+    kind, part, name, other, monkeypatch
+):
+    """An earlier release wrote the digest of the settings that it knew."""
+    model = wrapped("armt", "memory_mosaic") if kind == "armt around a mosaic" else make(kind)
+
+    def known(settings):
+        own = {key: value for key, value in settings.items() if key != name}
+        return {key: known(value) if isinstance(value, dict) else value for key, value in own.items()}
+
+    adjusted = copy.deepcopy(model)
+    adjust_model(adjusted.base if part == "base" else adjusted, {name: other})
+    digest, changed = (made_by(each, byte_tokenizer())["settings"] for each in (model, adjusted))
+    assert digest != changed
+    earlier = known(model.config.to_dict())
+    monkeypatch.setattr(type(model.config), "to_dict", lambda config: copy.deepcopy(earlier))
+    assert made_by(model, byte_tokenizer())["settings"] == digest

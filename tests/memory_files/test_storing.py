@@ -56,7 +56,7 @@ def at_the_third_text(strike):
         return read(memory, *arguments, **options)
 
     def prepare():
-        storing.READING = 0
+        storing.READING_PER_STORING = 0
         Memory.read = struck
 
     return prepare
@@ -93,9 +93,9 @@ def test_what_was_read_is_stored_when_the_reading_is_stopped(command, expected, 
         raise error
 
     monkeypatch.setattr(Memory, "read", Memory.read)  # undone behind the test
-    monkeypatch.setattr(storing, "READING", storing.READING)
+    monkeypatch.setattr(storing, "READING_PER_STORING", storing.READING_PER_STORING)
     at_the_third_text(stop)()
-    storing.READING = 20
+    storing.READING_PER_STORING = 20
     capsys.readouterr()
     assert main(command) == (130 if error is KeyboardInterrupt else 2)
     monkeypatch.undo()
@@ -133,7 +133,7 @@ def test_a_storing_that_fails_ends_the_run_at_once(command, tmp_path, monkeypatc
             raise TesseraError(f"{path}: cannot be written (No space left on device).")
         return save(memory, path, *arguments)
 
-    monkeypatch.setattr(storing, "READING", 0)
+    monkeypatch.setattr(storing, "READING_PER_STORING", 0)
     monkeypatch.setattr(Memory, "read", counted)
     monkeypatch.setattr(Memory, "save", fails_at_the_second)
     assert main(command) == 2

@@ -32,7 +32,7 @@ def scenario(shop, folder, name, monkeypatch) -> Scenario:
     if name == "models get":
         scenarios.pretend_package(shop, monkeypatch)
     if name == "memorize, on the way":
-        monkeypatch.setattr(storing, "READING", 0)
+        monkeypatch.setattr(storing, "READING_PER_STORING", 0)
     if name == "generate --compile":
         scenarios.compile_once(shop, folder, monkeypatch)
     return scenarios.of_runs(shop, folder).get(name) or scenarios.of_memories(shop, folder)[name]

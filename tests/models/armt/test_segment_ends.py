@@ -73,12 +73,14 @@ def test_rows_that_end_their_segments_elsewhere_are_the_rows_alone(kind, family)
     model, ids = ending(kind, family), sentences(4, 29)
     lengths = (29, 21, 29, 5)
     mask = torch.arange(29) < torch.tensor(lengths)[:, None]
-    output = model(ids, attention_mask=mask.long())
-    memories = []
+    output = model(ids, attention_mask=mask.long(), labels=ids.masked_fill(~mask, -100))
+    memories, losses = [], []
     for row, (text, length) in enumerate(zip(ids, lengths)):
         logits, memory = read_by_hand(model, text[:length])
         close(output.logits[row : row + 1, :length], logits)
         memories.append(memory)
+        losses.append(torch.nn.functional.cross_entropy(logits[0, :-1], text[1:length], reduction="none"))
+    close(output.loss, torch.cat(losses).mean())
     same_memory(output.memory_state, type(output.memory_state).stack(memories))
     segments = [segments_of(text[:length].tolist()) for text, length in zip(ids, lengths)]
     assert output.memory_state.segments_read.tolist() == list(map(len, segments))
