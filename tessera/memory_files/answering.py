@@ -12,7 +12,7 @@ from tessera.base.errors import expect
 from tessera.base.state import State
 from tessera.generation.sampling import LEAST_TEMPERATURE, RequireNumbers, Sampling, continuation, prompt_tokens
 from tessera.memory_files.certainty import Certainty
-from tessera.models.carried_state import logits_behind, read_on, state_name
+from tessera.models.carried_state import logits_behind, read_document, read_on, state_name
 from tessera.models.causality import trial_tokens
 from tessera.models.forking import apart
 from tessera.models.stack_state import StackState
@@ -130,8 +130,7 @@ def expect_answers(
     """
     is_trained = answers_questions(tokenizer)
     if sampling.num_beams > 1 and not is_trained:
-        _, state = read_on(model, trial_tokens(model)[:, :1], None)
-        _expect_beams(state, where)
+        _expect_beams(read_document(model, trial_tokens(model)[0, :1], None, where), where)
     for question in questions:
         if is_trained:
             require_known_words(tokenizer, question, "QUESTION")

@@ -26,6 +26,8 @@ def expect_causal(model: PreTrainedModel, where: str) -> None:
     One forward and one backward pass over `STEPS` tokens, in evaluation mode. A model without numbers (on the meta
     device), without gradients, or that takes no embeddings is not tried.
     """
+    if getattr(model.config, "segment_end_ids", None):  # which takes no embeddings; what reads its segments does
+        model = model.base
     if not can_be_tried(model) or "inputs_embeds" not in inspect.signature(model.forward).parameters:
         return
     with evaluating(model), torch.enable_grad():

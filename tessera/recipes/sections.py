@@ -280,6 +280,12 @@ class Recipe:
                 problems.append(("tokenizer", "must be left out with data.task, which has its own; got another."))
             if self.training.shard:  # a process without a row of a batch would leave the others waiting for its shards
                 problems.append(("training.shard", "must be false with data.task; got true."))
+        stages = {f"training.curriculum[{i}].model": stage.model for i, stage in enumerate(self.training.curriculum)}
+        for key, settings in {"model": self.model, **stages}.items():
+            if self.data.early_questions and settings.get("segment_end_ids"):
+                ends = shown(settings["segment_end_ids"])
+                message = f"must be left out beside data.early_questions, of segments of one length; got {ends}."
+                problems.append((f"{key}.segment_end_ids", message))
         if not isinstance(self.model.get("type"), str):
             got = repr(self.model.get("type"))
             problems.append(("model.type", f"must name a model type, such as memory_mosaic; got {got}."))

@@ -117,8 +117,21 @@ def test_the_pipeline_answers_as_the_memory_does():
 @pytest.mark.parametrize("kind", ["v1", "v2", "linear attention", "lstm"])
 def test_beams_behind_a_memory_are_those_of_the_whole_text(kind):
     model, tokenizer = make(kind), byte_tokenizer()
+    Memory(model, tokenizer).expect_answers(["Who"], Sampling(4, 0.0, num_beams=3))
     answer = Memory(model, tokenizer).read([BOOK]).ask("Who", Sampling(4, 0.0, num_beams=3))
     assert answer.text == continuation(model, tokenizer, BOOK + "Who", Sampling(4, 0.0, num_beams=3))
+
+
+@pytest.mark.parametrize("kind", ["armt", "rmt", "prmt"])
+def test_beams_behind_a_memory_of_segments_are_those_of_generate(kind):
+    model, tokenizer, sampling = make(kind), byte_tokenizer(), Sampling(4, 0.0, num_beams=3)
+    memory = Memory(model, tokenizer)
+    memory.expect_answers(["Who"], sampling)
+    answer = memory.read([BOOK]).ask("Who", sampling)
+    ids = torch.tensor([tokenizer("Who").input_ids])
+    options = {"memory_state": memory.state, "num_beams": 3, "max_new_tokens": 4, "do_sample": False}
+    text = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    assert answer.text == tokenizer.decode(text[0, ids.shape[1] :], skip_special_tokens=True)
 
 
 @pytest.mark.parametrize("kind", ["v1", "v2"])

@@ -248,6 +248,19 @@ def test_refusals(recipe_of, tmp_path, override, message):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("model.segment_end_ids=[1]", "model"),
+        (stage("model: {segment_end_ids: [1]}"), r"training.curriculum\[0\].model"),
+    ],
+)
+def test_questions_after_every_segment_need_segments_of_one_length(recipe_of, override, key):
+    recipe_of(QUESTIONS, override)
+    needed = rf"{key}.segment_end_ids must be left out beside data.early_questions.*; got \[1\]"
+    refused(needed, recipe_of, QUESTIONS, override, "data.early_questions=2")
+
+
 def test_stages_from_memory_end_with_a_segment(recipe_of, tmp_path, monkeypatch):
     lengths = []
 

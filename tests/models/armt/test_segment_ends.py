@@ -10,6 +10,7 @@ from tessera.evaluation.questions import answer_loss, right_answers
 from tessera.inspection.text import Reading
 from tessera.models.adjusting import adjust_model
 from tessera.models.armt.diagonal import read_diagonally, read_stream_diagonally
+from tessera.models.causality import expect_causal
 from tessera.models.recurrence import read_stream, read_streams
 from tessera.models.recurrence.segmented_input import SegmentCut
 from tessera.models.saving.state_file import StateFile, save_values
@@ -26,7 +27,6 @@ SIZE, WINDOW, ENDS = 8, 3, (7, 8, 9)
 def ending(kind="armt", family="gpt2", ids=ENDS, **options):
     model = make(kind, family, SIZE, **options)
     adjust_model(model, {"segment_end_ids": list(ids), "segment_end_window": WINDOW})
-    torch.manual_seed(0)  # the same tokens, whatever was made before
     return model
 
 
@@ -125,6 +125,13 @@ def test_an_open_segment_that_is_full_is_stored_as_one(tmp_path):
 def test_the_laws_of_states_hold():
     findings = check_state(ending(ids=range(4, 40)))
     assert [finding.law for finding in findings if finding.error is not None and not finding.holds] == []
+
+
+def test_it_is_as_causal_as_what_reads_its_segments():
+    model = ending()
+    expect_causal(model, "test")
+    model.base.get_output_embeddings().register_forward_hook(lambda _, __, logits: logits + logits.roll(-1, 1))
+    refused("see no later token", expect_causal, model, "test")
 
 
 def test_inspection_shows_the_same_segments():
