@@ -131,9 +131,9 @@ class PairStore(State):
 
     def with_room(self, end: int) -> Self:
         """The same pairs, in buffers whose places up to `end` nobody but the caller writes."""
-        fits = self._fits(end)
+        has_room = self._fits(end)
         with _CLAIMING:
-            if fits and self.tip.used == self.length:
+            if has_room and self.tip.used == self.length:
                 self.tip.used = end
                 return self
         return self._grown(end, max(SMALLEST_CAPACITY, 2 * end))

@@ -13,8 +13,10 @@ from tessera.data.encoding import token_stream
 from tessera.data.text_files import text_of_files
 from tessera.memory_files.answering import Answer
 from tessera.memory_files.certainty import Certainty
+from tessera.memory_files.memory import memory_of
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.papers.babilong.asking import PlantedText
+from tests.refusals import refused
 
 BOOK = "It was a dark night, and nobody had gone to bed in the old house. " * 40
 FACTS = ("Mary went to the kitchen.", "Mary went to the garden.")
@@ -88,6 +90,7 @@ def test_what_the_model_cannot_know_is_refused_or_said(tessera, run, book):
     assert (status, "trained on no such question; its answer is a guess" in err) == (0, True)
     status, _, err = tessera("ask", run, "Where is Mary?", *reading, "--temperature", 0.5)
     assert (status, "--temperature must be left out: this model answers questions" in err) == (2, True)
+    refused("it does not know Bob, Eve", memory_of(run).expect_answers, ["Where is Bob or Eve?"])
 
 
 @pytest.mark.parametrize("times", [4, 6])

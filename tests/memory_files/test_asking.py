@@ -144,7 +144,7 @@ def test_to_ask_again_copies_no_pairs(kind, tmp_path, monkeypatch):
     several = Memory(model, tokenizer).read([BOOK]).read("Nobody saw it.", "other")
     Memory(model, tokenizer).read([BOOK]).save(tmp_path / "one")
     copied, grown = [], PairStore._grown
-    monkeypatch.setattr(PairStore, "_grown", lambda *given: copied.append(given[1]) or grown(*given))
+    monkeypatch.setattr(PairStore, "_grown", lambda *arguments: copied.append(arguments[1]) or grown(*arguments))
     for memory in (several, Memory(model, tokenizer).load(tmp_path / "one")):
         first, state = memory.ask("Who", Sampling(3, 0.0), cite=1), memory.state
         assert first.citations
@@ -240,8 +240,8 @@ def test_answers_with_citations_and_a_page(tessera, folder, tmp_path):
     book = BOOK + " ± 国."  # characters that tokens cut
     (tmp_path / "book.txt").write_text(book)
     tessera("memorize", folder, tmp_path / "book.txt", "--out", tmp_path / "m")
-    asked = ("ask", folder, "Who <i>", "--memory", tmp_path / "m", "--max-new-tokens", 2)
-    status, out, _ = tessera(*asked, "--cite", "--page", tmp_path / "page.html", "--output", tmp_path / "rows")
+    command = ("ask", folder, "Who <i>", "--memory", tmp_path / "m", "--max-new-tokens", 2)
+    status, out, _ = tessera(*command, "--cite", "--page", tmp_path / "page.html", "--output", tmp_path / "rows")
     assert status == 0
     assert "book.txt, bytes" in out
     page = (tmp_path / "page.html").read_text()
@@ -254,7 +254,7 @@ def test_answers_with_citations_and_a_page(tessera, folder, tmp_path):
     assert page.count("<mark id=") == 3
     assert "<script" not in page
     assert '"citations": [{"document": "book.txt"' in (tmp_path / "rows").read_text()
-    assert tessera(*asked)[1].splitlines()[0] == out.splitlines()[0]
+    assert tessera(*command)[1].splitlines()[0] == out.splitlines()[0]
 
 
 def test_a_conversation(tessera, typed, folder, tmp_path, monkeypatch):
@@ -296,15 +296,15 @@ def test_a_conversation_saves_again_and_cites_what_it_has_read(tessera, typed, f
 
 
 def test_what_ends_an_answer_and_what_the_conversation(tessera, typed, folder, monkeypatch):
-    asked = []
+    questions = []
 
     def ask(self, question, *_, **__):
-        asked.append(question)
+        questions.append(question)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Memory, "ask", ask)
     status, _, err = typed("one\ntwo\n", "chat", folder)
-    assert (status, asked) == (0, ["one", "two"])
+    assert (status, questions) == (0, ["one", "two"])
     assert err.count("(stopped)") == 2
 
     def fail(*_, **__):

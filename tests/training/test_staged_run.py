@@ -120,7 +120,7 @@ def test_certainty_is_measured_in_micro_batches(whole, recipe_of, monkeypatch):
     monkeypatch.setattr("tessera.memory_files.certainty.CONTEXTS", 32)
     model, measured = load_model(whole[0]), []
     rows: list[int] = []
-    model.register_forward_pre_hook(lambda _, __, given: rows.append(len(given["input_ids"])), with_kwargs=True)
+    model.register_forward_pre_hook(lambda _, __, inputs: rows.append(len(inputs["input_ids"])), with_kwargs=True)
     for micro in (1, 3, 6):
         recipe = recipe_of(QUESTIONS, "training.batch_size=6", f"training.micro_batch_size={micro}")
         staged_data.StagedQuestions(recipe, 32, staged_data.question_task(recipe.data.task)).finish(model)
