@@ -22,8 +22,8 @@ from tessera.data.sources import story_files, text_files
 from tessera.data.text_files import text_of_files
 from tessera.evaluation.provenance import provenance
 from tessera.memory_files import Memory
+from tessera.memory_files.planting import PlantedText
 from tessera.models.saving.loading import load_model, load_tokenizer
-from tessera.papers.babilong.asking import PlantedText
 from tessera.papers.babilong.sample import SENTENCE_END
 from tessera.papers.passwords.demo import AnsweredQuestion, Hidden, bundled_books
 from tessera.papers.passwords.task import PEOPLE, WORDS

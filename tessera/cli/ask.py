@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     from tessera.memory_files.answering import answers_questions
     from tessera.memory_files.document import document_paths
     from tessera.memory_files.memory import memory_of
-    from tessera.papers.babilong.asking import read_planted
+    from tessera.memory_files.planting import read_planted
 
     _expect_one_way(arguments)
     paths = [path for name in arguments.text for path in document_paths(name, "ask", "--text")]

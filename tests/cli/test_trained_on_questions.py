@@ -14,8 +14,8 @@ from tessera.data.text_files import text_of_files
 from tessera.memory_files.answering import Answer
 from tessera.memory_files.certainty import Certainty
 from tessera.memory_files.memory import memory_of
+from tessera.memory_files.planting import PlantedText
 from tessera.models.saving.loading import load_model, load_tokenizer
-from tessera.papers.babilong.asking import PlantedText
 from tests.refusals import refused
 
 BOOK = "It was a dark night, and nobody had gone to bed in the old house. " * 40

@@ -27,7 +27,7 @@ from tessera.memory_files.citations import recalled_of_tokens
 from tessera.memory_files.document import text_of_document
 from tessera.memory_files.memory import Memory, memory_of
 from tessera.memory_files.page import write_page
-from tessera.papers.babilong.asking import read_planted
+from tessera.memory_files.planting import read_planted
 from tessera.papers.curves import panels
 from tessera.papers.passwords.task import FACT, PEOPLE, QUESTION, WORDS
 from tessera.recipes.recipe import read_recipe

@@ -3,7 +3,7 @@
 import pytest
 
 from tessera.data.encoding import PIECE
-from tessera.papers.babilong.asking import PlantedText
+from tessera.memory_files.planting import PlantedText
 
 
 def pieces_of(text):
