@@ -182,9 +182,7 @@ def test_questions_of_ones_own_from_a_file_to_an_answer(tessera, typed, done, re
     assert (status, "it knows questions such as" in out) == (0, True)
     (tmp_path / "book.pdf").write_bytes(b"%PDF-1.7")
     with monkeypatch.context() as patched:
-        patched.setattr(
-            "tessera.papers.babilong.asking.text_of_document", lambda path, size=0: iter([book.read_text()])
-        )
+        patched.setattr("tessera.memory_files.planting.text_of_document", lambda path, size=0: iter([book.read_text()]))
         planting = ("--text", tmp_path / "book.pdf", "--plant", "Box 4 is dark red.")
         status, out, err = tessera("ask", run, "What is box 3?", *planting)
         assert (status, "dark red" in out, "book.pdf: " in err) == (0, True, True), err

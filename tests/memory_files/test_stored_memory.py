@@ -143,16 +143,16 @@ def test_tokens_of_a_file_stay_on_the_cpu(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("kind", "part", "name", "other"),
+    ("kind", "part", "name", "others"),
     [
-        ("v1", "model", "inverse_bandwidth_scale", 2.0),
-        ("v2", "model", "use_long_term_memory", False),
-        ("armt", "model", "segment_end_ids", [1]),
-        ("armt around a mosaic", "base", "inverse_bandwidth_scale", 2.0),
+        ("v1", "model", "inverse_bandwidth_scale", {"inverse_bandwidth_scale": 2.0}),
+        ("v2", "model", "use_long_term_memory", {"use_long_term_memory": False}),
+        ("armt", "model", "segment_end_ids", {"segment_end_ids": [1], "segment_end_window": 4}),
+        ("armt around a mosaic", "base", "inverse_bandwidth_scale", {"inverse_bandwidth_scale": 2.0}),
     ],
 )
 def test_memories_of_releases_without_a_setting_stay_and_those_of_another_are_refused(
-    kind, part, name, other, monkeypatch
+    kind, part, name, others, monkeypatch
 ):
     """An earlier release wrote the digest of the settings that it knew."""
     model = wrapped("armt", "memory_mosaic") if kind == "armt around a mosaic" else make(kind)
@@ -162,7 +162,7 @@ def test_memories_of_releases_without_a_setting_stay_and_those_of_another_are_re
         return {key: known(value) if isinstance(value, dict) else value for key, value in own.items()}
 
     adjusted = copy.deepcopy(model)
-    adjust_model(adjusted.base if part == "base" else adjusted, {name: other})
+    adjust_model(adjusted.base if part == "base" else adjusted, others)
     digest, changed = (made_by(each, byte_tokenizer())["settings"] for each in (model, adjusted))
     assert digest != changed
     earlier = known(model.config.to_dict())
