@@ -123,7 +123,7 @@ MODELS = {
     ),
     "armt_mosaic_sentences": Model(  # the same trainings
         f"{AROUND}, as before, read in segments that end at sentences (unseen books)",
-        **LONGER | {"first_seed": 27, "ends_at_sentences": True},
+        **LONGER | {"recipes": LONG | LONGER["recipes"], "first_seed": 27, "ends_at_sentences": True},
     ),
     "armt_mosaic": Model(AROUND),
     THRESHOLD: Model(f"{AROUND}, cost of writes, then a threshold", contexts=16, recipes=LONG, test_noise=None),
