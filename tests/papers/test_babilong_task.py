@@ -137,7 +137,7 @@ def test_borders_of_segments_split_the_share_of_facts_that_is_asked_for_as_far_a
     plain = BABILong("qa1", length=length, vocab_size=250)
     facts = {fact.lower().rstrip(".") for fact in babi.facts_of("qa1")}
     split_share, first_halves = {}, set()
-    for share in (0.0, 0.3, 1.0):
+    for share in (0.0, 0.3, 1.0, None):
         task = replace(plain, split_facts=share)
         contexts = task.question_batch(64, 3, length, 0, "train", segment=segment).contexts
         assert contexts.shape == (64, length)
@@ -152,6 +152,7 @@ def test_borders_of_segments_split_the_share_of_facts_that_is_asked_for_as_far_a
     assert split_share[0.0] < 0.13
     assert 0.25 < split_share[0.3] < 0.45
     assert split_share[1.0] > 0.5
+    assert split_share[None] == 0
     assert first_halves == {1, 2, 3, 4, 5}, "facts are cut behind any of their words"
     without_borders = [replace(plain, split_facts=share).question_batch(4, 3, length, 0, "train") for share in (0, 1)]
     assert torch.equal(without_borders[0].contexts, without_borders[1].contexts)

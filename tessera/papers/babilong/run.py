@@ -125,6 +125,10 @@ MODELS = {
         f"{AROUND}, as before, read in segments that end at sentences (unseen books)",
         **LONGER | {"recipes": LONG | LONGER["recipes"], "first_seed": 27, "ends_at_sentences": True},
     ),
+    "armt_mosaic_uncut": Model(
+        f"{AROUND}, facts uncut in training too, read in segments that end at sentences (unseen books)",
+        **LONGER | {"recipes": {"qa1": RECIPES / "qa1-uncut.yaml"}, "first_seed": 32, "ends_at_sentences": True},
+    ),
     "armt_mosaic": Model(AROUND),
     THRESHOLD: Model(f"{AROUND}, cost of writes, then a threshold", contexts=16, recipes=LONG, test_noise=None),
     "armt": Model("ARMT around GPT-NeoX", cost=1.3, recipes={"qa1": RECIPES / "qa1-neox.yaml"}),

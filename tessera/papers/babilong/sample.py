@@ -264,29 +264,31 @@ def hide(
     random: Random,
     lookalikes: Lookalikes | None = None,
     segment: int = 0,
-    split_facts: float = 0.0,
+    split_facts: float | None = 0.0,
 ) -> Context:
     """Facts at random places of noise that fills `length - 20` tokens together with them.
 
     Places are drawn with replacement from 0 to the number of sentences, and sorted. With a `segment`, a share
-    `split_facts` of them then moves to where a border behind every so many tokens cuts the fact in two.
+    `split_facts` of them then moves to where a border behind every so many tokens cuts the fact in two; with None all
+    that are cut move to where none does.
     """
     spans = draw_noise(books, length - RESERVED - sum(len(fact) for fact in facts), random)
     sentences = sum(span.num_sentences for span in spans)
     positions = sorted(random.randint(0, sentences) for _ in facts)
-    if segment and split_facts:
-        positions = _across_borders(segment, split_facts, positions, facts, spans, random)
+    if segment and split_facts != 0:
+        positions = _moved(segment, split_facts, positions, facts, spans, random)
     return Context(tuple(spans), tuple(facts), tuple(positions), lookalikes)
 
 
-def _across_borders(
-    segment: int, share: float, positions: Sequence[int], facts: Sequence[np.ndarray], spans: Sequence[Span],
+def _moved(
+    segment: int, share: float | None, positions: Sequence[int], facts: Sequence[np.ndarray], spans: Sequence[Span],
     random: Random,
 ) -> list[int]:  # fmt: skip
     """`positions` in the noise, a share of them moved to the nearest one at which a border cuts the fact.
 
     Facts keep their order. The more of them there are for the borders, the fewer find a place, and the further
     back they lie: with a share of a half, a quarter of QA1's facts are cut in eight segments, nearly half in 32.
+    Without a share every fact moves to the nearest position at which none cuts it.
     """
     moved: list[int] = []
     # How many tokens of noise stand before each of its sentences; the last entry is how many there are.
@@ -294,11 +296,11 @@ def _across_borders(
     for position, fact in zip(positions, facts):
         earliest = moved[-1] if moved else 0
         place = max(position, earliest)
-        if random.random() < share:
+        if share is None or random.random() < share:
             rest = segment - starts[earliest:] % segment  # tokens up to the next border
-            cut = earliest + np.flatnonzero(rest < len(fact))
-            if len(cut):
-                place = int(cut[np.abs(cut - position).argmin()])
+            wanted = earliest + np.flatnonzero((rest < len(fact)) == (share is not None))
+            if len(wanted):
+                place = int(wanted[np.abs(wanted - position).argmin()])
         moved.append(place)
         starts = starts + len(fact)
     return moved

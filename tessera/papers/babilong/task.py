@@ -72,8 +72,8 @@ class BABILong(Task):
             place it has a word of the noise ("the prince went to the garden"). For training, too.
         split_facts: share of the facts that move to the nearest place between sentences where the border of two
             segments cuts them in two, as far as there is one behind the fact before. Few are cut by chance (of QA1's
-            in segments of 64 tokens one in thirteen), too few to learn to write both halves. For training alone, by
-            `question_batch` with a `segment`.
+            in segments of 64 tokens one in thirteen), too few to learn to write both halves. None: no fact is cut,
+            as where segments end at sentences. For training alone, by `question_batch` with a `segment`.
         half_facts: share of the segments that begin with the end of a fact that has no beginning, such as "to the
             garden", as those of a book may; none beside a fact. For training alone, like `split_facts`.
         cut_facts: the same of those that end so, with up to two words of the noise behind it.
@@ -99,7 +99,7 @@ class BABILong(Task):
     facts_share: float = 0.2
     lookalikes: float = 0.0
     near_facts: float = 0.0
-    split_facts: float = 0.0
+    split_facts: float | None = 0.0
     half_facts: float = 0.0
     cut_facts: float = 0.0
     also_asked: tuple[str, ...] = ()
@@ -123,7 +123,8 @@ class BABILong(Task):
         for name in ("lookalikes", "near_facts", "absent"):
             self._require(name, 0 <= getattr(self, name) < 1, "lie in [0, 1)")
         for name in ("split_facts", "half_facts", "cut_facts"):
-            self._require(name, 0 <= getattr(self, name) <= 1, "lie in [0, 1]")
+            is_share = (name == "split_facts" and self.split_facts is None) or 0 <= getattr(self, name) <= 1
+            self._require(name, is_share, "lie in [0, 1]")
         least, most = babi.FEWEST[self.kind], babi.LENGTHS[self.kind][1]
         is_possible = self.fewest_facts is None or least <= self.fewest_facts <= most
         self._require("fewest_facts", is_possible, f"be from {least} to {most} for {self.kind}")
