@@ -58,11 +58,12 @@ def test_trainings_on_unseen_books_differ_in_the_gate_of_the_normaliser():
     assert {**gated, "name": "", "model": None} == {**ungated, "name": "", "model": None}
 
 
-def test_segments_end_at_sentences_in_the_tests_of_one_model_alone(model_and_task):
-    cut, plain = (CPU.run(f"armt_mosaic_{name}", "qa1", 27).configuration for name in ("sentences", "longer"))
+def test_segments_end_at_sentences_in_the_tests_of_two_models_alone(model_and_task):
+    names = ("sentences", "longer", "uncut")
+    cut, plain, uncut = (CPU.run(f"armt_mosaic_{name}", "qa1", 27).configuration for name in names)
     assert {**cut.recipe, "name": ""} == {**plain.recipe, "name": ""}, "it is the same training"
     model, data = model_and_task[0], data_of(cut)
-    for settings, ends in ((plain, None), (cut, ["."])):
+    for settings, ends in ((plain, None), (cut, ["."]), (uncut, [".", "!", "?"])):
         read_as_tested(model, settings.model, data)
         ids = model.config.segment_end_ids
         assert ends == (ids and data.tokenizer.decode(ids).split())

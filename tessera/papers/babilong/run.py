@@ -87,8 +87,8 @@ class Model(NamedTuple):
             cost: of a run, in any unit. contexts: the fewest that are read of each length. recipes: kind of question ->
             file. first_seed: of its runs. test_noise: books of its tests, in place of its recipe's (`AS_RECIPE`); None:
             the test book of the others. longest_whole_text: segments of the longest sample in tests of a model that
-            reads whole texts; None: it reads segments. test_tokens: at most so many, see `Budget`. ends_at_sentences:
-            whether in tests its segments end at sentences.
+            reads whole texts; None: it reads segments. test_tokens: at most so many, see `Budget`. sentence_ends:
+            what segments of tests end behind; "": they are equally long.
     """
 
     label: str
@@ -100,7 +100,7 @@ class Model(NamedTuple):
     test_noise: str | None = AS_RECIPE
     longest_whole_text: int | None = None
     test_tokens: int = 1_000_000
-    ends_at_sentences: bool = False
+    sentence_ends: str = ""
 
 
 OTHER_KINDS = ("qa2", "qa3", "qa4", "qa5")
@@ -123,11 +123,11 @@ MODELS = {
     ),
     "armt_mosaic_sentences": Model(  # the same trainings
         f"{AROUND}, as before, read in segments that end at sentences (unseen books)",
-        **LONGER | {"recipes": LONG | LONGER["recipes"], "first_seed": 27, "ends_at_sentences": True},
+        **LONGER | {"recipes": LONG | LONGER["recipes"], "first_seed": 27, "sentence_ends": "."},
     ),
     "armt_mosaic_uncut": Model(
         f"{AROUND}, facts uncut in training too, read in segments that end at sentences (unseen books)",
-        **LONGER | {"recipes": {"qa1": RECIPES / "qa1-uncut.yaml"}, "first_seed": 32, "ends_at_sentences": True},
+        **LONGER | {"recipes": {"qa1": RECIPES / "qa1-uncut.yaml"}, "first_seed": 32, "sentence_ends": ". ! ?"},
     ),
     "armt_mosaic": Model(AROUND),
     THRESHOLD: Model(f"{AROUND}, cost of writes, then a threshold", contexts=16, recipes=LONG, test_noise=None),
@@ -283,8 +283,8 @@ def execute(run: Run, context: RunContext) -> dict[str, Any]:
 
 def read_as_tested(model: PreTrainedModel, name: str, data: StagedQuestions) -> None:
     """From now on `model` reads as tests of the model `name` ask for."""
-    if MODELS[name].ends_at_sentences:
-        adjust_model(model, {"segment_end_ids": data.tokenizer.encode(".")})
+    if marks := MODELS[name].sentence_ends:
+        adjust_model(model, {"segment_end_ids": data.tokenizer.encode(marks)})
 
 
 @dataclass(frozen=True)
