@@ -262,7 +262,8 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
             attention_mask: (B, T); zeros at a row's ends are padding: its text is shorter (the result is that of the
                 row alone); zeros inside hide a position. With a cache (B, T before + T), ones for new tokens.
             labels: (B, T), shifted inside once across the whole text, -100 left out. loss_mask: booleans (B, T),
-                whether position t, which predicts label t + 1, counts; default: all but zeros of `attention_mask`.
+                whether position t, which predicts label t + 1, counts; default: all but zeros of `attention_mask`. Of
+                padding only what is read can count: none behind the segment that a row ends in.
             shift_labels: (B, T), in place of labels: the target of each position itself. Only a keyword, as the
                 Trainer evaluates nothing where a named argument with labels is left out.
             memory_state: of B rows, or fewer: each then serves as many consecutive rows of `input_ids`. Many questions

@@ -82,6 +82,7 @@ class SegmentLoss:
         # Where none does, all are read: the loss is of the weights even then, so that a trainer can go backward.
         self.counted = counted if counted.any() else torch.ones_like(counted)
         self.total: Tensor | float = 0.0
+        self.num_counted: Tensor | int = 0  # padding behind a row's last segment is never read, whatever a mask says
         self.balancing, self.tokens = balancing, 0
         self.balance: Tensor | float = 0.0
         self.waiting: list[tuple[Tensor, Tensor, nn.Linear]] = []
@@ -93,6 +94,7 @@ class SegmentLoss:
     def add(self, output: Tensor, span: Span, head: nn.Linear | None = None) -> None:
         """Count a span of which `output` is the logits (b, n, vocabulary), or with `head` its input (b, n, hidden)."""
         targets = self._targets(span)
+        self.num_counted = self.num_counted + (targets != IGNORED).sum()
         if head is not None and targets.numel() * len(head.weight) >= MANY:
             self.waiting.append((output.flatten(0, 1), targets.flatten(), head))
             if not output.requires_grad:  # else the graph holds it anyway, and one gradient of the head is enough
@@ -120,10 +122,11 @@ class SegmentLoss:
             self.total = self.total + linear_cross_entropy(torch.cat(hidden), heads[0].weight, torch.cat(targets))
 
     def value(self, num_items: Tensor | int | None = None) -> Tensor:
-        """The sum divided by `num_items` (see `loss_per_item`), else by the number of counted positions."""
+        """The sum divided by `num_items` (see `loss_per_item`), else by the number of positions that were counted."""
         self._add_waiting()
         total = torch.as_tensor(self.total, device=self.targets.device)
-        loss = loss_per_item(total, (self.targets != IGNORED).sum(), self.num_labels, num_items)
+        num_counted = torch.as_tensor(self.num_counted, device=self.targets.device)
+        loss = loss_per_item(total, num_counted, self.num_labels, num_items)
         if not self.tokens:
             return loss
         mean = torch.as_tensor(self.balancing * self.balance / self.tokens)

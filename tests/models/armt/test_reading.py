@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from tessera.models.recurrence import random_segments
 from tessera.models.recurrence.base_model import layer_list
@@ -134,6 +135,17 @@ def test_an_explicit_mask_of_labels_is_the_whole_say(kind):
     mask[1, 9:] = 0
     everything = torch.ones_like(ids)  # as in the published code
     assert (model(ids, mask, labels=ids, loss_mask=everything).loss - model(ids, mask, labels=ids).loss).abs() > 1e-3
+
+
+@each_value(kind=KINDS, family=["gpt2", "memory_mosaic"])
+def test_padding_that_is_never_read_counts_under_no_mask(kind, family):
+    """Segments behind a row's last one: they added nothing to the sum, but to the number that it is divided by."""
+    model, ids, mask = make(kind, family), tokens(2, 21), torch.ones(2, 21, dtype=torch.long)
+    mask[1, 5:] = 0
+    output = model(ids, mask, labels=ids, loss_mask=torch.ones_like(ids))
+    was_read = output.logits[:, :-1].any(-1)
+    assert was_read[1].sum() in (5, 8)  # with the padding of its segment of 8, where the base skips padding
+    close(output.loss, cross_entropy(output.logits[:, :-1][was_read], ids[:, 1:][was_read]))
 
 
 @each_value(
