@@ -141,6 +141,9 @@ class DraftedGeneration:
         if size is not None and model_kwargs.get("past_key_values") is None:
             at_once = copy.copy(generation_config)
             at_once.prefill_chunk_size = None
+            mask = model_kwargs.get("attention_mask")
+            if mask is not None and hasattr(self.config, "segment_size"):  # type: ignore[attr-defined]
+                size = max(size, int(mask.int().argmax(1).max()) + 1)  # these models take no row of padding alone
             of_steps = {name: model_kwargs[name] for name in ("attention_mask", "position_ids") if name in model_kwargs}
             first = model_kwargs | {name: part[..., :size] for name, part in of_steps.items() if part is not None}
             output = read(input_ids[:, :size], at_once, first, is_first_iteration)

@@ -87,6 +87,17 @@ def test_a_memory_beside_a_cache_is_refused(kind):
     assert torch.equal(in_parts, model.generate(prompt, attention_mask=torch.ones_like(prompt), **options))
 
 
+@each_value(kind=KINDS, family=["gpt2", "memory_mosaic"])
+def test_a_prompt_in_parts_may_begin_with_more_padding_than_a_part_holds(kind, family):
+    model, prompt = make(kind, family), tokens(2, 21)
+    mask = torch.ones_like(prompt)
+    mask[1, :11] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False}
+    expected = model.generate(prompt, **options)
+    for size in (1, 5, 30):
+        assert torch.equal(model.generate(prompt, prefill_chunk_size=size, **options), expected)
+
+
 def test_hidden_positions_stay_hidden_while_generating():
     model, prompt = make(), tokens(1, 7)
     mask = torch.ones_like(prompt)
