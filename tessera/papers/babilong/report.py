@@ -47,8 +47,8 @@ SETTINGS: SettingsRows = {
 }
 # What the figure sets side by side on QA1, first the one that reads furthest; bars are two standard errors.
 GATES = {
-    "armt_mosaic_uncut": "facts uncut in training, segments end at sentences, unseen books",
-    "armt_mosaic_sentences": "segments end at sentences, unseen books",
+    "armt_mosaic_uncut": "uncut facts, unseen books",
+    "armt_mosaic_sentences": "ends at sentences, unseen books",
     "armt_mosaic_longer": "longer first stages, unseen books",
     UNSEEN: "cost of writes, unseen books",
     SHUT: "shut gates, unseen books",
