@@ -127,7 +127,7 @@ MODELS = {
     ),
     "armt_mosaic_uncut": Model(
         f"{AROUND}, facts uncut in training too, read in segments that end at sentences (unseen books)",
-        **LONGER | {"recipes": {"qa1": RECIPES / "qa1-uncut.yaml"}, "first_seed": 32, "sentence_ends": ". ! ?"},
+        **LONGER | {"recipes": {"qa1": SHIPPED / "armt-babilong-qa1-uncut.yaml"}, "first_seed": 32, "sentence_ends": ". ! ?"},
     ),
     "armt_mosaic": Model(AROUND),
     THRESHOLD: Model(f"{AROUND}, cost of writes, then a threshold", contexts=16, recipes=LONG, test_noise=None),
