@@ -110,6 +110,8 @@ WHOLE = {"qa1": QA1} | {kind: RECIPES / f"{kind}-whole.yaml" for kind in OTHER_K
 UNSEEN_BOOKS: dict[str, Any] = {"cost": 1.5, "recipes": WHOLE, "first_seed": 31, "test_noise": "test_books"}
 UNSEEN_BOOKS |= {"longest_whole_text": 1024, "test_tokens": 250_000}
 LONGER: dict[str, Any] = {"contexts": 8, "recipes": {"qa1": SHIPPED / "armt-babilong-qa1-long.yaml"}, "first_seed": 25}
+UNCUT = {"qa1": SHIPPED / "armt-babilong-qa1-uncut.yaml"}
+UNCUT |= {kind: RECIPES / f"{kind}-uncut.yaml" for kind in OTHER_KINDS}
 MODELS = {
     # Tested with seeds and on books of no earlier design. All but the first were chosen on validation books.
     SHUT: Model(
@@ -123,11 +125,14 @@ MODELS = {
     ),
     "armt_mosaic_sentences": Model(  # the same trainings
         f"{AROUND}, as before, read in segments that end at sentences (unseen books)",
-        **LONGER | {"recipes": LONG | LONGER["recipes"], "first_seed": 27, "sentence_ends": "."},
+        **LONGER | {"first_seed": 27, "sentence_ends": "."},
     ),
     "armt_mosaic_uncut": Model(
         f"{AROUND}, facts uncut in training too, read in segments that end at sentences (unseen books)",
-        **LONGER | {"recipes": {"qa1": SHIPPED / "armt-babilong-qa1-uncut.yaml"}, "first_seed": 32, "sentence_ends": ". ! ?"},
+        contexts=8,
+        recipes=UNCUT,
+        first_seed=32,
+        sentence_ends=". ! ?",
     ),
     "armt_mosaic": Model(AROUND),
     THRESHOLD: Model(f"{AROUND}, cost of writes, then a threshold", contexts=16, recipes=LONG, test_noise=None),
