@@ -80,15 +80,21 @@ def main() -> None:
     parser.add_argument("--together", type=int, default=4, help="texts that are read side by side (default: 4)")
     parser.add_argument("--out", type=Path, required=True, help="a JSON file for what came out")
     arguments = parser.parse_args()
+    run = planned(parser, arguments)
+    model, data = trained(run, arguments.trainings / arguments.budget)
+    ask(run, model, data, arguments)
+
+
+def planned(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Run:
+    """The run of `tessera reproduce babilong` that the arguments name."""
     seed = MODELS[arguments.model].first_seed if arguments.seed is None else arguments.seed
     wanted = f"{arguments.model}/{arguments.kind}/seed {seed}"
     seeds = max(1, 1 + seed - MODELS[arguments.model].first_seed)
-    planned = EXPERIMENTS["babilong"].runs(RunSelection(arguments.budget, seeds=seeds, models=(arguments.model,)))
-    run = next((run for run in planned if run.key == wanted), None)
+    runs = EXPERIMENTS["babilong"].runs(RunSelection(arguments.budget, seeds=seeds, models=(arguments.model,)))
+    run = next((run for run in runs if run.key == wanted), None)
     if run is None:
         parser.error(f"--kind and --seed must be of a run of `tessera reproduce babilong`; got {wanted}")
-    model, data = trained(run, arguments.trainings / arguments.budget)
-    ask(run, model, data, arguments)
+    return run
 
 
 def trained(run: Run, trainings: Path) -> tuple[PreTrainedModel, StagedQuestions]:
@@ -111,8 +117,9 @@ def ask(run: Run, model: PreTrainedModel, data: StagedQuestions, arguments: argp
     tokens = segments * run.configuration.context
     key = f"{run.key}/{tokens} tokens"
     stored = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    shares, sources, seconds, indexed = (
-        stored.get(key, {}).get(name, []) for name in ("shares", "books", "seconds", "through_the_index")
+    before = stored[key] if "asked" in stored.get(key, {}) else {}  # earlier versions did not count the questions
+    shares, asked, sources, seconds, indexed = (
+        before.get(name, []) for name in ("shares", "asked", "books", "seconds", "through_the_index")
     )
     stage = Stage(segments, 1, settings={"fewest_facts": None, "facts_share": PUBLISHED_SHARE})
     assert isinstance(data.task, BABILong)
@@ -123,6 +130,7 @@ def ask(run: Run, model: PreTrainedModel, data: StagedQuestions, arguments: argp
         assert drawn.sources is not None
         with counted_reading() as reading:
             shares += right_answers(model, drawn).tolist()
+        asked += drawn.counts.sum(1).tolist()  # a story answers few questions
         sources += drawn.sources.tolist()
         seconds.append(time.perf_counter() - began)
         indexed.append(reading)
@@ -132,7 +140,7 @@ def ask(run: Run, model: PreTrainedModel, data: StagedQuestions, arguments: argp
             "standard_error": None if math.isnan(error) else error,
             "shares": shares,
             "books": sources,
-            "questions": drawn.questions.shape[1],
+            "asked": asked,
             "times_that_the_books_are_read": tokens / of_books,
             "side_by_side": arguments.together,
             "seconds": seconds,

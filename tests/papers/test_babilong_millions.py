@@ -6,10 +6,10 @@ import sys
 import pytest
 import torch
 
-from benchmarks import babilong_millions
+from benchmarks import babilong_millions, babilong_written
 from tessera.evaluation import questions
 from tessera.evaluation.questions import right_answers
-from tessera.papers.babilong.run import BUDGETS
+from tessera.papers.babilong.run import BUDGETS, MODELS
 from tessera.papers.runner import Job
 from tessera.recall import long_memories
 
@@ -41,6 +41,8 @@ def test_texts_are_answered_by_the_training_of_reproduce_and_none_twice(ask, tmp
     assert key == "armt_mosaic/qa1/seed 0/1280 tokens"
     assert len(whole["shares"]) == len(whole["books"]) == 3
     assert [len(batch.contexts) for _, batch in read] == [2, 1]
+    labels = [row for _, batch in read for row in batch.labels]
+    assert whole["asked"] == [sum(bool((question >= 0).any()) for question in row) for row in labels]
     assert all(1200 < batch.contexts.shape[1] <= 1280 for _, batch in read)
 
     [halted] = ask("halted.json", 2).values()
@@ -51,6 +53,39 @@ def test_texts_are_answered_by_the_training_of_reproduce_and_none_twice(ask, tmp
         assert continued[name] == whole[name]
     for (_, first), (_, again) in zip([read[0], read[1]], read[2:]):
         assert torch.equal(first.contexts, again.contexts)
+
+
+def test_a_record_that_does_not_count_its_questions_is_made_again(ask, tmp_path, monkeypatch):
+    monkeypatch.setattr(babilong_millions, "train_recipe_stages", lambda *arguments: None)
+    [(key, whole)] = ask("whole.json", 2).items()
+    (tmp_path / "earlier.json").write_text(json.dumps({key: {"shares": [9.0], "books": [0]}}))
+    [again] = ask("earlier.json", 2).values()
+    assert (again["shares"], again["asked"]) == (whole["shares"], whole["asked"])
+
+
+@pytest.mark.parametrize("model", ["armt_mosaic", "armt_mosaic_uncut"])
+def test_what_is_written_of_books_and_how_many_facts_are_cut(model, tmp_path, monkeypatch):
+    """A memory of random weights writes every segment: its matrix is as long as the changes together at most."""
+
+    def with_random_weights(trained, *others):
+        for weight in trained.parameters():
+            torch.nn.init.normal_(weight, std=0.1)
+
+    monkeypatch.setattr(babilong_millions, "train_recipe_stages", with_random_weights)
+    monkeypatch.setattr(babilong_written, "CONTEXTS", 4)
+    out = tmp_path / "written.json"
+    arguments = f"--model {model} --budget smoke --tokens 1280 --trainings {tmp_path} --out {out}".split()
+    monkeypatch.setattr(sys, "argv", ["", *arguments])
+    babilong_written.main()
+    [(key, record)] = json.loads(out.read_text()).items()
+    seed = MODELS[model].first_seed
+    assert key == f"{model}/qa1/seed {seed}/validation/1280 tokens"
+    assert len(record["written"]) == record["segments"]
+    assert (record["segments"] == 20) == (model == "armt_mosaic"), "sentences end earlier"
+    assert record["cut_facts"]["of"] == 80
+    assert (record["cut_facts"]["cut"] > 0) == (model == "armt_mosaic")
+    for layer, length in enumerate(record["length_at_the_end"]):
+        assert 0 < length <= sum(segment["change"][layer] for segment in record["written"])
 
 
 @pytest.mark.grid

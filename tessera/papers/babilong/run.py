@@ -110,8 +110,7 @@ WHOLE = {"qa1": QA1} | {kind: RECIPES / f"{kind}-whole.yaml" for kind in OTHER_K
 UNSEEN_BOOKS: dict[str, Any] = {"cost": 1.5, "recipes": WHOLE, "first_seed": 31, "test_noise": "test_books"}
 UNSEEN_BOOKS |= {"longest_whole_text": 1024, "test_tokens": 250_000}
 LONGER: dict[str, Any] = {"contexts": 8, "recipes": {"qa1": SHIPPED / "armt-babilong-qa1-long.yaml"}, "first_seed": 25}
-UNCUT = {"qa1": SHIPPED / "armt-babilong-qa1-uncut.yaml"}
-UNCUT |= {kind: RECIPES / f"{kind}-uncut.yaml" for kind in OTHER_KINDS}
+UNCUT = {kind: RECIPES / f"{kind}-uncut.yaml" for kind in ("qa1", *OTHER_KINDS)}
 MODELS = {
     # Tested with seeds and on books of no earlier design. All but the first were chosen on validation books.
     SHUT: Model(

@@ -269,8 +269,8 @@ def hide(
     """Facts at random places of noise that fills `length - 20` tokens together with them.
 
     Places are drawn with replacement from 0 to the number of sentences, and sorted. With a `segment`, a share
-    `split_facts` of them then moves to where a border behind every so many tokens cuts the fact in two; with None all
-    that are cut move to where none does.
+    `split_facts` of them then moves to where a border behind every so many tokens cuts the fact in two; with None
+    every fact that one would cut moves to the nearest place where none does.
     """
     spans = draw_noise(books, length - RESERVED - sum(len(fact) for fact in facts), random)
     sentences = sum(span.num_sentences for span in spans)
@@ -298,9 +298,9 @@ def _moved(
         place = max(position, earliest)
         if share is None or random.random() < share:
             rest = segment - starts[earliest:] % segment  # tokens up to the next border
-            wanted = earliest + np.flatnonzero((rest < len(fact)) == (share is not None))
-            if len(wanted):
-                place = int(wanted[np.abs(wanted - position).argmin()])
+            fitting = earliest + np.flatnonzero((rest < len(fact)) == (share is not None))
+            if len(fitting):
+                place = int(fitting[np.abs(fitting - position).argmin()])
         moved.append(place)
         starts = starts + len(fact)
     return moved
