@@ -20,7 +20,6 @@ from transformers import PreTrainedModel
 from benchmarks.babilong_millions import TRAININGS, planned, trained
 from tessera.base.files import write_text_atomically
 from tessera.evaluation.provenance import provenance
-from tessera.models.adjusting import adjust_model
 from tessera.models.armt.modeling import ARMTState
 from tessera.models.recurrence.segmented_input import SegmentCut
 from tessera.models.recurrence.stream import parts_of
@@ -77,7 +76,6 @@ def written(model: PreTrainedModel, data: StagedQuestions, split: str, tokens: i
     task, cut = cast("BABILong", data.task), SegmentCut.of(model.config)
     context = hide((), task.books(split), tokens + RESERVED, Random("books alone"))
     memory, segments, changes = cast("ARMTState", model.empty_memory(1)), 0, []
-    adjust_model(model, {"segment_end_ids": None})  # each part is a segment
     for part in parts_of(context.tokens().tolist(), cut):
         before, segments = memory, segments + 1
         memory = model(input_ids=torch.tensor([part]), memory_state=before, skip_logits=True).memory_state
