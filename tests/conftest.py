@@ -36,6 +36,7 @@ def prepare():
     from tests import shape_checks
 
     shape_checks.install()
+    torch.set_num_threads(1)  # fixtures of a module come before `_seeded`, and threads round otherwise
     os.fsync = os.fstat  # no test cuts the power, and each would wait for the disk
     if torch.cuda.is_available():
         return

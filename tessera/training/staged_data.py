@@ -20,6 +20,7 @@ from tessera.data.windows import stacked
 from tessera.evaluation.questions import answer_loss, count_answers, is_segmented, score_answers
 from tessera.memory_files.answering import QUESTION_FORMAT
 from tessera.memory_files.certainty import measured
+from tessera.models.adjusting import adjust_model
 from tessera.recipes.model_section import segment_tokens
 from tessera.recipes.sections import Recipe, Stage
 from tessera.tasks.question_answering import QuestionBatch, QuestionTask, question_task
@@ -195,8 +196,17 @@ class StagedQuestions(StagedData):
         score = (1 - LOSS_SHARE) * exact_match + LOSS_SHARE * math.exp(-mean_loss)
         return {"score": score, "validation_loss": mean_loss, "validation_exact_match": exact_match}
 
+    @property
+    def adjusted_at_end(self) -> dict[str, Any]:
+        """Segments end behind the task's `sentence_ends`; raises `TesseraError` for marks that are no token of it."""
+        marks, tokens = getattr(self.task, "sentence_ends", "").split(), self.task.vocabulary.get_vocab()
+        for mark in marks:
+            expect(mark in tokens, "data.task", "sentence_ends", "be tokens of the task", repr(mark))
+        return {"segment_end_ids": [tokens[mark] for mark in marks]} if marks else {}
+
     def finish(self, model: Any) -> None:
-        """Let `model` keep how long answers are, and how sure one can be that a text holds them."""
+        """Adjust `model`; let it keep how long answers are, and how sure one can be that a text holds them."""
+        adjust_model(model, self.adjusted_at_end)
         stages, (micro, _) = self.recipe.training.curriculum, batch_shape(self.recipe.training, self.processes.count)
         task, tokens = self.task_of(stages[-1]), max(stage.length for stage in stages) * self.segment
         model.generation_config.max_new_tokens = task.longest_answer

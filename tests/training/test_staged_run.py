@@ -94,6 +94,30 @@ def test_a_run_on_questions(whole, recipe_of, monkeypatch):
     assert model(input_ids=tokens).logits.shape[-1] == len(tokenizer)
 
 
+def test_segments_end_at_sentences_once_a_model_is_trained(whole, recipe_of, tmp_path, monkeypatch):
+    """Not while it is: early questions are asked behind segments of one length."""
+    measured_with = []
+
+    def measured(model, *others):
+        measured_with.append(model.config.segment_end_ids)
+
+    monkeypatch.setattr(staged_data, "measured", measured)
+    train(recipe_of(QUESTIONS, "data.task.sentence_ends=. ?"), tmp_path / "ends", progress=False)
+    tokenizer, model = AutoTokenizer.from_pretrained(tmp_path / "ends"), load_model(tmp_path / "ends")
+    ends = tokenizer.convert_tokens_to_ids([".", "?"])
+    assert model.config.segment_end_ids == ends
+    assert measured_with == [ends]
+    same_weights(tmp_path / "ends", whole[0])
+    assert load_model(whole[0]).config.segment_end_ids is None
+
+
+def test_only_models_of_segments_end_them_at_sentences(recipe_of, tmp_path):
+    recipe = recipe_of({**QUESTIONS, "model": BASE}, "data.task.sentence_ends=.")
+    message = "data.task.sentence_ends: segment_end_ids must be a setting that a built memory_mosaic can change; got "
+    refused(message, train, recipe, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_validation_counts_each_context_once(recipe_of, monkeypatch):
     """Also in a last batch of fewer; a share over questions would end stages elsewhere than the stored results did."""
     recipe = recipe_of(QUESTIONS, "data.questions=4", "training.evaluate_sequences=9", "data.task.facts_share=0.4")
@@ -240,6 +264,7 @@ def test_a_curriculum_on_text_around_a_frozen_base(recipe_of, tmp_path, recipe_f
             "gate_penality must be a setting that a built armt can change; got 0.5. Did you mean 'gate_penalty'. "
             "Known: backprop_segments, gate_penalty, segment_end_ids, segment_end_window, strength_threshold",
         ),
+        ("data.task.sentence_ends=. quark", "data.task: sentence_ends must be tokens of the task; got 'quark'"),
         (stage("write_cost: 0.5"), r"training.curriculum\[0\].write_cost is not a known key; got 0.5"),
     ],
 )

@@ -37,8 +37,8 @@ class OwnQuestions(BABILong):
         file: JSON lines, each an object with the texts `text`, `question` and `answer`; a folder of such files or a
             glob. "example" comes with the library: who left what where.
         absent: as in BABILong; questions that other texts have are those that a text does not answer. 0 where it may.
-        noise, test_noise, facts_share, split_facts, vocab_size, tokenizer, from_memory: as in BABILong. The other
-            settings are of its grammar, and refused.
+        noise, test_noise, facts_share, split_facts, sentence_ends, vocab_size, tokenizer, from_memory: as in BABILong.
+            The other settings are of its grammar, and refused.
     Raises:
         TesseraError: files that cannot be read, fewer than ten texts, two answers to one question of a text, a
             vocabulary without some of their words.

@@ -74,6 +74,8 @@ class BABILong(Task):
             segments cuts them in two, as far as there is one behind the fact before. Few are cut by chance (of QA1's
             in segments of 64 tokens one in thirteen), too few to learn to write both halves. None: no fact is cut,
             as where segments end at sentences. For training alone, by `question_batch` with a `segment`.
+        sentence_ends: marks between spaces, such as ". ! ?", behind which a model of segments ends these once it is
+            trained (`segment_end_ids`); "": its segments stay equally long. In training they are.
         half_facts: share of the segments that begin with the end of a fact that has no beginning, such as "to the
             garden", as those of a book may; none beside a fact. For training alone, like `split_facts`.
         cut_facts: the same of those that end so, with up to two words of the noise behind it.
@@ -100,6 +102,7 @@ class BABILong(Task):
     lookalikes: float = 0.0
     near_facts: float = 0.0
     split_facts: float | None = 0.0
+    sentence_ends: str = ""
     half_facts: float = 0.0
     cut_facts: float = 0.0
     also_asked: tuple[str, ...] = ()
