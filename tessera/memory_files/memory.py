@@ -52,7 +52,8 @@ class Memory:
 
     def __init__(self, model: PreTrainedModel | None = None, tokenizer: PreTrainedTokenizerFast | None = None) -> None:
         """Without a model, a file can be looked at; one of pairs can be merged with others, and forget."""
-        is_fast = (tokenizer is None) == (model is None) and (model is None or hasattr(tokenizer, "backend_tokenizer"))
+        expect(model is not None or tokenizer is None, "Memory", "model", "be given with its tokenizer", None)
+        is_fast = model is None or hasattr(tokenizer, "backend_tokenizer")
         expect(is_fast, "Memory", "tokenizer", "be the model's, a fast one of transformers", type(tokenizer).__name__)
         self.model: Any = model
         self.tokenizer: Any = tokenizer

@@ -253,6 +253,8 @@ def test_what_cannot_be_is_said(tmp_path):
         (lambda: read.forget("queen"), "be one of 'kings'; got 'queen'"),
         (lambda: read.merge(memory(model).read("again", "kings")), "different names; got two of 'kings'"),
         (lambda: read.merge(memory(make("llama"), "queen")), "be of one model; got gpt2 and another llama"),
+        (lambda: Memory(None, byte_tokenizer()), "Memory: model must be given with its tokenizer; got None"),
+        (lambda: Memory(model), "Memory: tokenizer must be the model's, a fast one of transformers; got NoneType"),
         (lambda: read.read(""), "must hold text"),
         (lambda: read.read(Path("none.txt")), "none.txt: cannot be read"),
         (lambda: read.ask("Who?", cite=1), "keep pairs"),
