@@ -304,8 +304,8 @@ def _sharper(records: EveryRecord) -> str:
             scores = record.outcome["scores"][factor]
             if scores["exact_match"][0] + sharp["exact_match"][0] > 0:  # else there is nothing to see
                 cells = [f"{scores[n][0]:.2f} -> {sharp[n][0]:.2f}" if n in sharp else "" for n in names]
-                rows.append([TITLES[task], NAMES[name], f"{factor}x", *cells])
-    headings = ["task", "kernel", "length", "exact match", "all symbols", "first symbol", "second symbol"]
+                rows.append([TITLES[task], NAMES[name], record.configuration.seed, f"{factor}x", *cells])
+    headings = ["task", "kernel", "seed", "length", "exact match", "all symbols", "first symbol", "second symbol"]
     return markdown(headings, rows)
 
 
@@ -315,8 +315,9 @@ def _second_symbols(records: EveryRecord) -> str:
     for (_, name), record in records:
         factor, scores = list(record.outcome["scores"].items())[len(record.outcome["scores"]) // 2]
         if all(score in scores for score in names):
-            rows.append([NAMES[name], f"{factor}x", *(with_error(over_seeds([scores[score]])) for score in names)])
-    headings = ["kernel", "length", "first symbol", "second, first occurs once", "second, first shared"]
+            cells = [with_error(over_seeds([scores[score]])) for score in names]
+            rows.append([NAMES[name], record.configuration.seed, f"{factor}x", *cells])
+    headings = ["kernel", "seed", "length", "first symbol", "second, first occurs once", "second, first shared"]
     return markdown(headings, rows)
 
 
