@@ -2,8 +2,8 @@
 
 With a book and a question, begin with a model that was trained to answer questions. `tessera train book-reader` makes
 one in two minutes: it finds sentences like "The password of the miller is bottle." anywhere in a book, and understands
-nothing else of it. `armt-babilong-qa1` learns in an hour who went where, `own-questions` what you teach it. With a
-sentence hidden in the book:
+nothing else of it. `armt-babilong-qa1-uncut` learns in an hour who went where, in texts of a million tokens;
+`own-questions` learns what you teach it. With a sentence hidden in the book:
 
   tessera ask runs/book-reader "What is the password of the miller?" --text book.txt \\
       --plant "The password of the miller is bottle." --cite
