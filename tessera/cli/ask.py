@@ -114,8 +114,8 @@ def _expect_one_way(arguments: argparse.Namespace) -> None:
     expect_two_files(arguments, "ask", "page", "output")
     if arguments.samples is not None:
         others = ("memory", "text", "questions", "plant", "interactive", "cite", "page")
-        others_given = " and ".join(name for name in others if getattr(arguments, name))
-        expect(not others_given, "ask", "--samples", "come without questions, texts and memories", others_given)
+        excluded = " and ".join(name for name in others if getattr(arguments, name))
+        expect(not excluded, "ask", "--samples", "come without questions, texts and memories", excluded)
         for name in arguments.samples:
             expect_plain_file(Path(name), "ask", "--samples")
         return

@@ -22,7 +22,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from tessera.base.arguments import explain_all
 from tessera.base.files import remove, sync, write_text_atomically, writing
 from tessera.evaluation.provenance import provenance
-from tessera.models.adjusting import adjusted_config
 from tessera.models.saving.beside_weights import CARD, own_modules
 from tessera.models.saving.loading import model_folder
 from tessera.models.sizes import num_parameters
@@ -118,7 +117,6 @@ def train(
         data = open_data(recipe, run, saved_tokenizer=not (overwrite and processes.is_first), processes=processes)
         longest = max(stage.length for stage in recipe.training.stages) * data.segment
         model = starting_model(recipe, data.tokenizer, data.largest_token, max(longest, recipe.data.context))
-        adjusted_config(model.config, data.adjusted_at_end, "data.task.sentence_ends")
         checkpoints = Checkpoints(
             run,
             model,

@@ -20,8 +20,8 @@ from tessera.data.windows import stacked
 from tessera.evaluation.questions import answer_loss, count_answers, is_segmented, score_answers
 from tessera.memory_files.answering import QUESTION_FORMAT
 from tessera.memory_files.certainty import measured
-from tessera.models.adjusting import adjust_model
-from tessera.recipes.model_section import segment_tokens
+from tessera.models.adjusting import adjust_model, adjusted_config
+from tessera.recipes.model_section import segment_tokens, untrained_config
 from tessera.recipes.sections import Recipe, Stage
 from tessera.tasks.question_answering import QuestionBatch, QuestionTask, question_task
 from tessera.training.corpus import open_corpus
@@ -81,7 +81,10 @@ def open_data(
     """
     segment = segment_tokens(recipe)
     if recipe.data.task is not None:
-        data: StagedData = StagedQuestions(recipe, segment, question_task(recipe.data.task), processes=processes)
+        questions = StagedQuestions(recipe, segment, question_task(recipe.data.task), processes=processes)
+        if ends := questions.sentence_ends:
+            adjusted_config(untrained_config(recipe), {"segment_end_ids": ends}, "data.task.sentence_ends")
+        data: StagedData = questions
     else:
         corpus = open_corpus(recipe, run, saved_tokenizer=saved_tokenizer)
         if not recipe.training.curriculum:
@@ -197,16 +200,18 @@ class StagedQuestions(StagedData):
         return {"score": score, "validation_loss": mean_loss, "validation_exact_match": exact_match}
 
     @property
-    def adjusted_at_end(self) -> dict[str, Any]:
-        """Segments end behind the task's `sentence_ends`; raises `TesseraError` for marks that are no token of it."""
-        marks, tokens = getattr(self.task, "sentence_ends", "").split(), self.task.vocabulary.get_vocab()
+    def sentence_ends(self) -> list[int]:
+        """The tokens of the task's `sentence_ends`. Raises `TesseraError` where one of these marks is not a token."""
+        task = self.task_of(self.recipe.training.curriculum[-1])
+        marks, tokens = getattr(task, "sentence_ends", "").split(), task.vocabulary.get_vocab()
         for mark in marks:
             expect(mark in tokens, "data.task", "sentence_ends", "be tokens of the task", repr(mark))
-        return {"segment_end_ids": [tokens[mark] for mark in marks]} if marks else {}
+        return [tokens[mark] for mark in marks]
 
     def finish(self, model: Any) -> None:
-        """Adjust `model`; let it keep how long answers are, and how sure one can be that a text holds them."""
-        adjust_model(model, self.adjusted_at_end)
+        """End segments at sentences; let `model` keep how long answers are, and how sure one can be of them."""
+        if ends := self.sentence_ends:
+            adjust_model(model, {"segment_end_ids": ends})
         stages, (micro, _) = self.recipe.training.curriculum, batch_shape(self.recipe.training, self.processes.count)
         task, tokens = self.task_of(stages[-1]), max(stage.length for stage in stages) * self.segment
         model.generation_config.max_new_tokens = task.longest_answer

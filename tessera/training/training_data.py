@@ -56,11 +56,6 @@ class TrainingData(ABC):
         processes must call it, and get the same numbers.
         """
 
-    @property
-    def adjusted_at_end(self) -> dict[str, Any]:
-        """Settings of the trained model that are other than in training."""
-        return {}
-
     def finish(self, model: nn.Module) -> None:  # noqa: B027
         """Let a trained `model` keep what its users need to know; of text, nothing."""
 

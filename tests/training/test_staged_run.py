@@ -264,6 +264,7 @@ def test_a_curriculum_on_text_around_a_frozen_base(recipe_of, tmp_path, recipe_f
             "gate_penality must be a setting that a built armt can change; got 0.5. Did you mean 'gate_penalty'. "
             "Known: backprop_segments, gate_penalty, segment_end_ids, segment_end_window, strength_threshold",
         ),
+        (stage("settings: {sentence_ends: quark}"), "data.task: sentence_ends must be tokens of the task; got 'quark'"),
         ("data.task.sentence_ends=. quark", "data.task: sentence_ends must be tokens of the task; got 'quark'"),
         (stage("write_cost: 0.5"), r"training.curriculum\[0\].write_cost is not a known key; got 0.5"),
     ],
