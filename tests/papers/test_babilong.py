@@ -51,6 +51,17 @@ def test_every_stored_run_is_one_of_a_recipe():
         assert CPU.run(settings.model, settings.kind, settings.seed).configuration == settings
 
 
+def test_the_recipe_for_users_is_the_experiments_and_ends_segments_as_its_tests_do():
+    recipe = read_recipe("armt-babilong-qa1-uncut")
+    data = StagedQuestions(recipe, recipe.data.context, question_task(recipe.data.task))
+    assert data.sentence_ends == data.tokenizer.encode(MODELS["armt_mosaic_uncut"].sentence_ends)
+    trained = CPU.run("armt_mosaic_uncut", "qa1", recipe.seed).configuration.read_recipe()
+    without_ends = {name: value for name, value in recipe.data.task.items() if name != "sentence_ends"}
+    assert replace(recipe.data, task=without_ends) == trained.data
+    assert recipe.model == trained.model
+    assert replace(recipe.training, steps=trained.training.steps) == trained.training  # the sum over the stages
+
+
 def test_trainings_on_unseen_books_differ_in_the_gate_of_the_normaliser():
     gated, ungated = (CPU.run(name, "qa2", 3).configuration.recipe for name in (SHUT, UNSEEN))
     assert gated["model"] == {**ungated["model"], "gate_normalizer": True}
