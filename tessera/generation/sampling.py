@@ -13,6 +13,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, 
 from tessera.base.arguments import explain_all
 from tessera.base.beginnings import opening_tokens
 from tessera.base.errors import TesseraError, expect, expect_text
+from tessera.base.random_numbers import random_numbers_kept
 from tessera.data.text_files import text_of_file
 from tessera.models.carried_state import state_name
 from tessera.models.causality import trial_tokens
@@ -112,8 +113,7 @@ def continuation(
         _expect_drafts(model, where)
     ids = torch.cat([ids.new_zeros(1, read), ids], dim=1)
     streamer = TextStreamer(tokenizer, skip_special_tokens=True) if stream and sampling.num_beams == 1 else None
-    # The caller's random numbers go on as if nothing had been drawn. (`generate` takes no generator.)
-    with torch.random.fork_rng([] if model.device.type == "cpu" else [model.device], device_type=model.device.type):
+    with random_numbers_kept():  # `generate` takes no generator
         torch.manual_seed(sampling.seed)
         tokens = model.generate(
             input_ids=ids,

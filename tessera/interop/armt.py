@@ -21,6 +21,7 @@ from transformers import AutoConfig, GPT2Config, PreTrainedConfig
 
 from tessera.base.dataclass_io import shown
 from tessera.base.errors import TesseraError
+from tessera.base.random_numbers import random_numbers_kept
 from tessera.interop.published import (
     REFERENCES,
     Published,
@@ -66,7 +67,7 @@ ASSOCIATION = {
 def _rebuild(source: str, model_class: type, state_dict: dict[str, Tensor], arguments: dict) -> SegmentedForCausalLM:
     config = configuration(source, arguments)
     tensors = convert(source, state_dict, config)
-    with torch.random.fork_rng(devices=[]):  # the weights drawn here are all replaced
+    with random_numbers_kept():  # the weights drawn here are all replaced
         # Nothing is rounded: neither to the type that base_model names nor to that of another tensor.
         model = model_class(config).to(reduce(torch.promote_types, (tensor.dtype for tensor in tensors.values())))
     expect_shapes(source, model, tensors)

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, GPTNeoXConfig, MambaConfig, PreTr
 from tessera.base.arguments import explain_all
 from tessera.base.dataclass_io import is_count
 from tessera.base.errors import TesseraError, did_you_mean, expect
+from tessera.base.random_numbers import random_numbers_kept
 from tessera.kernels import kernel_from_config
 from tessera.models.linear_attention import LinearAttentionConfig
 from tessera.models.lstm import LSTMConfig
@@ -90,7 +91,7 @@ def build_small_model(name: str, seed: int = 0, **size: Any) -> PreTrainedModel:
     if entry.of_size is None:
         known = [name for name, entry in MODELS.items() if entry.of_size is not None]
         raise TesseraError(f"model {name!r} has no rule for its size. {did_you_mean(name, known)}")
-    with torch.random.fork_rng(devices=[]):
+    with random_numbers_kept():
         torch.manual_seed(seed)
         return entry.of_size(shape)
 

@@ -30,6 +30,7 @@ from tessera.base.dataclass_io import to_json
 from tessera.base.errors import TesseraError, expect, first_line, is_out_of_memory
 from tessera.base.files import remove, write_text_atomically, writing
 from tessera.base.locks import held
+from tessera.base.random_numbers import random_numbers_kept
 from tessera.evaluation.provenance import num_cores, provenance
 from tessera.papers.experiment import EXPERIMENTS, Record, Run, RunContext, RunSelection
 from tessera.papers.results import ResultsFile, write_report
@@ -111,6 +112,7 @@ class Job:
         digest = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:10]
         return self.home / f"{re.sub('[^A-Za-z0-9.=-]+', '_', run.key)}-{digest}"
 
+    @random_numbers_kept()
     def do(self, run: Run, threads: int | None = None, show: Show | None = None) -> Record:
         """Train and evaluate in this process; `show` is called as it goes on."""
         if threads is not None:

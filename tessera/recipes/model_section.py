@@ -17,6 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tessera.base.errors import TesseraError, did_you_mean, expect
 from tessera.base.plugins import ADVICE
+from tessera.base.random_numbers import random_numbers_kept
 from tessera.data.tokenizers import vocabulary_size
 from tessera.models import MODELS
 from tessera.models.recurrence import SegmentedConfig
@@ -125,7 +126,7 @@ def untrained_config(recipe: Recipe) -> PreTrainedConfig:
 
 def build_model(config: PreTrainedConfig, seed: int, base: str | None = None) -> PreTrainedModel:
     """A model of `config` with initial weights by `seed` alone; ARMT, RMT and PRMT may start on the model in `base`."""
-    with torch.random.fork_rng(devices=[]):
+    with random_numbers_kept():
         torch.manual_seed(seed)
         if base is None:
             return untrained_model(config)

@@ -2,10 +2,9 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
+from tessera.base.random_numbers import random_numbers_kept
 
 # The same sums in another order, float64.
 REORDERED_FLOAT64 = 1e-10
@@ -15,19 +14,6 @@ REORDERED_FLOAT32 = 1e-5
 LONG = [1, 130, 40, 129]
 
 Laws = Mapping[str, Callable[[Any], None]]
-Function = TypeVar("Function", bound=Callable)
-
-
-def leaves_random_numbers(function: Function) -> Function:
-    """Decorate a function that seeds or draws: the caller's random numbers go on as if it had not been called."""
-
-    @wraps(function)
-    def apart(*arguments: Any, **options: Any) -> Any:
-        is_used = torch.cuda.is_available() and torch.cuda.is_initialized()
-        with torch.random.fork_rng(range(torch.cuda.device_count()) if is_used else ()):
-            return function(*arguments, **options)
-
-    return apart  # type: ignore[return-value]
 
 
 def laws_in(names: Mapping[str, Any], kind: type) -> Laws:
@@ -41,7 +27,7 @@ def laws_in(names: Mapping[str, Any], kind: type) -> Laws:
             return False
         return [parameter.annotation for parameter in inspect.signature(value).parameters.values()] == [kind]
 
-    return {name: leaves_random_numbers(value) for name, value in names.items() if is_law(name, value)}
+    return {name: random_numbers_kept()(value) for name, value in names.items() if is_law(name, value)}
 
 
 def try_laws(laws: Laws, subject: Any) -> None:

@@ -12,9 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tessera.base.errors import TesseraError
+from tessera.base.random_numbers import random_numbers_kept
 from tessera.base.state import State
 from tessera.testing.derivatives import check_gradient
-from tessera.testing.laws import LONG, REORDERED_FLOAT64, laws_in, leaves_random_numbers, try_laws
+from tessera.testing.laws import LONG, REORDERED_FLOAT64, laws_in, try_laws
 
 BATCH, STEPS = 3, 23
 CHANGED = 14  # the step whose change no earlier answer may show
@@ -44,7 +45,7 @@ class MemoryCase:
     float32: float | None = 1e-4
     grows: bool = True
 
-    @leaves_random_numbers
+    @random_numbers_kept()
     def build(self) -> nn.Module:
         """The memory in float64, in evaluation mode, always the same weights."""
         torch.manual_seed(1)

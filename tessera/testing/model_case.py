@@ -11,8 +11,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from tessera.base.random_numbers import random_numbers_kept
 from tessera.testing.derivatives import check_gradient
-from tessera.testing.laws import REORDERED_FLOAT64, leaves_random_numbers
+from tessera.testing.laws import REORDERED_FLOAT64
 
 STEPS, SEGMENT = 21, 8
 
@@ -43,7 +44,7 @@ class ModelCase:
     registered: bool = True
     plain: bool = False
 
-    @leaves_random_numbers
+    @random_numbers_kept()
     def build(self) -> PreTrainedModel:
         """The model in float64, in evaluation mode, always the same weights."""
         torch.manual_seed(1)

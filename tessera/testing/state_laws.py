@@ -23,10 +23,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tessera.base.errors import first_line
+from tessera.base.random_numbers import random_numbers_kept
 from tessera.base.state import State
 from tessera.models.causality import evaluating, learned_positions
 from tessera.models.forking import apart
-from tessera.testing.laws import leaves_random_numbers
 
 STATES = ("past_key_values", "memory_state", "cache_params", "state")  # what models call it
 LENGTH = 24
@@ -238,7 +238,7 @@ def _longer_half(model: PreTrainedModel) -> int:
     return half if 2 * half > LENGTH else 0
 
 
-@leaves_random_numbers
+@random_numbers_kept()
 def check_state(model: PreTrainedModel, allowed: float | None = None) -> list[Finding]:
     """Try every law on `model`, in evaluation mode and without dropout; the model is left as it was.
 

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from tessera.base.arguments import explain_all
 from tessera.base.files import remove, sync, write_text_atomically, writing
+from tessera.base.random_numbers import random_numbers_kept
 from tessera.evaluation.provenance import provenance
 from tessera.models.saving.beside_weights import CARD, own_modules
 from tessera.models.saving.loading import model_folder
@@ -108,6 +109,7 @@ def train(
         model_folder(recipe.training.initialize_from)  # a missing one is said before anything is tokenised
     with ExitStack() as stack:
         processes = stack.enter_context(init_processes())
+        stack.enter_context(random_numbers_kept())
         batch_shape(recipe.training, processes.count)
         claim = None
         if processes.is_first:

@@ -215,6 +215,15 @@ def test_a_run_does_not_depend_on_what_the_process_did_before(job, toy):
     assert drawn[0] == drawn[1] != drawn[2]
 
 
+def test_a_run_leaves_the_processs_random_numbers_alone(job, toy):
+    toy.change(execute=lambda run, context: {"draw": torch.rand(()).item()})
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    job.do(run_of())
+    assert torch.equal(torch.rand(3), expected)
+
+
 RUNS = [Run("first", {}, cost=1.0), Run("second", {}, cost=3.0)]
 
 

@@ -81,6 +81,14 @@ def test_a_run_learns_and_leaves_a_hugging_face_model(go, tmp_path, model):
     assert not [path for path in (tmp_path / "run").rglob("*") if path.suffix in (".bin", ".tmp")]
 
 
+def test_a_run_leaves_random_numbers_alone(go):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    go(TRANSFORMER)  # which draws its dropout
+    assert torch.equal(torch.rand(3), expected)
+
+
 def test_all_models_see_the_same_batches(go, monkeypatch):
     seen = []
     original = training_data.stacked

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from tessera.base.errors import expect
+from tessera.base.random_numbers import random_numbers_kept
 from tessera.kernels.rows import Workspace
 from tessera.memories.linear_contextual import LinearContextualMemory
 from tessera.models.sizes import num_parameters
@@ -173,7 +174,7 @@ def _round(
 
 def build(settings: MoonSettings) -> LinearContextualMemory:
     """A memory whose heads share three complex dimensions; `seed` decides its first weights."""
-    with torch.random.fork_rng(devices=[]):
+    with random_numbers_kept():
         torch.manual_seed(settings.seed)
         memory = LinearContextualMemory(
             6,
