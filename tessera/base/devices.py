@@ -58,6 +58,11 @@ def is_transformed() -> bool:
     return not torch.compiler.is_compiling() and (forward or torch._C._are_functorch_transforms_active())
 
 
+def is_frozen(x: Tensor) -> bool:
+    """Whether `x` was made in inference mode, and so must not be written or recorded now. The compiler cannot ask."""
+    return not torch.compiler.is_compiling() and x.is_inference() and not torch.is_inference_mode_enabled()
+
+
 def is_exporting() -> bool:
     """Whether an operation is being exported to a program (`torch.export`), which must not depend on lengths.
 

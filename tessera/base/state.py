@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import GetAttrKey, register_pytree_node, tree_iter
 
+from tessera.base.devices import is_frozen
 from tessera.base.errors import TesseraError, expect
 
 CLASSES: dict[str, type] = {}  # by name: the values that a file of states may hold
@@ -78,8 +79,7 @@ class State:
     def recordable(self) -> Self:
         """The state itself, or a copy if it was made in inference mode and gradients are recorded now."""
         made = first_tensor(self)
-        is_foreign = made is not None and made.is_inference() and not torch.is_inference_mode_enabled()
-        return self.map(torch.clone) if is_foreign else self
+        return self.map(torch.clone) if made is not None and is_frozen(made) else self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """What `copy.deepcopy` gives: tensors of an autograd graph stay in it (PyTorch copies none of them itself)."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tessera.base.devices import is_exporting
+from tessera.base.devices import is_exporting, is_frozen
 from tessera.base.shapes import Float, Int
 from tessera.base.state import State
 
@@ -117,7 +117,7 @@ class PairStore(State):
             documents = _one_document(keys)
         tensors = (keys, values, self.key_buffer, self.value_buffer)
         trained = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        if trained or is_exporting():
+        if trained or torch.compiler.is_compiling():  # a graph knows no lock, and may be called with any store
             stored = self.documents
             joined = None if documents is None or stored is None else torch.cat([stored, documents], dim=1)
             return self.of(torch.cat([self.keys, keys], dim=2), torch.cat([self.values, values], dim=2), joined)
@@ -181,11 +181,8 @@ class PairStore(State):
         return cls.of(keys, values, torch.cat(documents))
 
     def _fits(self, end: int) -> bool:
-        # What was made in inference mode must not be written outside of it.
-        buffers = (self.key_buffer, self.document_buffer)
-        is_frozen = any(buffer is not None and buffer.is_inference() for buffer in buffers)
-        is_frozen = is_frozen and not torch.is_inference_mode_enabled()
-        return end <= self.key_buffer.shape[2] and not is_frozen
+        buffers = [buffer for buffer in (self.key_buffer, self.document_buffer) if buffer is not None]
+        return end <= self.key_buffer.shape[2] and not any(map(is_frozen, buffers))
 
     def _grown(self, end: int, capacity: int) -> Self:
         room = capacity - self.length

@@ -10,6 +10,7 @@ from torch.export import AdditionalInputs, export
 from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
 
 from tessera.memories.linear_attention import VARIANTS
+from tests.covering import some
 from tests.models.contract import CASES, Case, tokens, v1, without_dropout
 from tests.refusals import refused
 from tests.tolerances import REORDERED_FLOAT32, close
@@ -163,6 +164,23 @@ def test_compiled_the_loss_is_the_same_and_so_are_the_gradients_in_training(name
         assert bool(gradients) == training
         results.append({"loss": loss.detach(), **gradients})
     torch.testing.assert_close(*results, rtol=REORDERED_FLOAT32, atol=REORDERED_FLOAT32)
+
+
+@some("name", ONE_GRAPH[:-1], by_default=["v1 published"])
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_one_graph_goes_on_behind_a_state_of_any_length(name):
+    """Also behind one that was made in inference mode, and written to by nobody else."""
+    model, ids = CASES[name].build(), tokens(2, 14)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.inference_mode():
+        past = model(ids[:, :8], use_cache=True).past_key_values
+    with torch.no_grad():
+        expected = model(ids).logits
+        for position in range(8, 14):
+            output = compiled(ids[:, position : position + 1], past_key_values=past, use_cache=True)
+            past = output.past_key_values
+            close(output.logits[:, 0], expected[:, position])
 
 
 @pytest.mark.slow
