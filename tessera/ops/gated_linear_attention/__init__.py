@@ -1,19 +1,28 @@
 """Linear attention with decay: a matrix of key-value products that forgets."""
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tessera.base.arguments import explains_mistakes
 from tessera.base.errors import expect
-from tessera.base.shapes import Documents, Float
+from tessera.base.shapes import Documents, Float, Int
+from tessera.base.state import State
 from tessera.ops import float16_autocast
-from tessera.ops.gated_linear_attention.state import LinearAttentionState
 
 __all__ = ["LinearAttentionState", "gated_linear_attention"]
 
 CHUNK = 16  # within a chunk every pair of steps has K decays of its own: small, and no exponent is ever positive
+
+
+@dataclass(frozen=True)
+class LinearAttentionState(State):
+    """`matrix` S (B, H, K, V) after the last step, and that step's `document` (B, 1)."""
+
+    matrix: Float[Tensor, "B H K V"]
+    document: Int[Tensor, "B 1"]
 
 
 @explains_mistakes

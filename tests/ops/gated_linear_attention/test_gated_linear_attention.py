@@ -2,14 +2,28 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from tessera.base.errors import TesseraError
 from tessera.ops.gated_linear_attention import CHUNK, LinearAttentionState, gated_linear_attention
-from tessera.ops.gated_linear_attention.reference import reference
 from tests.refusals import refused
 from tests.tolerances import close
 
 LENGTHS = (1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 63)
+
+
+def reference(
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, state: LinearAttentionState, documents: Tensor
+) -> tuple[Tensor, LinearAttentionState]:
+    """Step by step, as the equation reads; arguments and results as `gated_linear_attention`'s, all of them present."""
+    matrix, document, answers = state.matrix, state.document, []
+    for step in range(query.shape[2]):
+        continues = documents[:, step : step + 1] == document
+        matrix = matrix * continues[:, :, None, None]
+        matrix = log_decay[:, :, step].exp()[..., None] * matrix + key[:, :, step, :, None] * value[:, :, step, None, :]
+        answers.append(torch.einsum("bhk,bhkv->bhv", query[:, :, step], matrix))
+        document = documents[:, step : step + 1]
+    return torch.stack(answers, 2), LinearAttentionState(matrix, document)
 
 
 def inputs(steps, decay, batch=3, heads=2, width=4, values=5):
