@@ -4,6 +4,7 @@ A source yields documents, a document yields pieces of text, and nothing larger 
 """
 
 import glob
+import hashlib
 import json
 import logging
 import os
@@ -46,13 +47,14 @@ class TextSource:
 
     `name` is what error messages call it; `documents()` starts a new pass; `identity` (values of JSON) changes when the
     text does, so that a store made from other text is never taken for this one's. `has_splits`: there is a validation
-    split beside.
+    split beside. `files`: (name, `content`) of each that it is read from.
     """
 
     name: str
     documents: Callable[[], Iterator[Document]]
     identity: tuple[object, ...]
     has_splits: bool = False
+    files: tuple[tuple[str, tuple[int, int]], ...] = ()
 
     def pieces(self) -> Iterator[str]:
         """All text, document borders ignored."""
@@ -76,10 +78,10 @@ def text_source(
     """The text that `spec` names.
 
     Args:
-        spec: "stories", "novels" or "test_books" (bundled: nine books, the beginnings of two, and seventeen others); a
-            file, a folder (the text files in it and below) or a glob; a list of those; or a Hugging Face dataset:
-            `owner/name`, or `hf://` and any name or path that `datasets.load_dataset` takes; or a name in `SOURCES`.
-            Files may be packed by gzip.
+        spec: "stories", "novels" or "test_books" (bundled: nine books, the beginnings of two, and both with fifteen
+            others, whole); a file, a folder (the text files in it and below) or a glob; a list of those; or a Hugging
+            Face dataset: `owner/name`, or `hf://` and any name or path that `datasets.load_dataset` takes; or a name in
+            `SOURCES`. Files may be packed by gzip.
         split: "train", "validation", ...: the books of `stories`, or the dataset's split. Files have no splits.
         text_column, subset: of a Hugging Face dataset; `text_column` also of JSON lines.
         format: of your files: "text", or "json_lines" (each line a JSON text, or an object with `text_column`), which
@@ -160,7 +162,8 @@ def _file_source(name: str, files: list[Path], separator: str | None, json_colum
             else:
                 yield from documents_of_json_lines(file, json_column)
 
-    return TextSource(name, documents, (separator, json_column, *contents))
+    named = tuple((str(file), of_file) for file, of_file in zip(files, contents))
+    return TextSource(name, documents, (separator, json_column, *contents), files=named)
 
 
 def content(file: Path) -> tuple[int, int]:
@@ -172,6 +175,11 @@ def content(file: Path) -> tuple[int, int]:
         return file.stat().st_size, checksum(file)
     except OSError as error:
         raise TesseraError(f"{file}: cannot be read ({error.strerror}).") from None
+
+
+def contents_checksum(files: Iterable[Path]) -> str:
+    """One checksum of what all `files` hold, in their order. Raises `TesseraError` where one cannot be read."""
+    return hashlib.sha256(repr([content(file) for file in files]).encode()).hexdigest()
 
 
 def _files(name: str, endings: tuple[str, ...]) -> list[Path]:

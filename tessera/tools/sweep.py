@@ -16,9 +16,10 @@ from tessera.base.files import write_text_atomically, writing
 from tessera.evaluation.display import short_names
 from tessera.recipes.recipe import read_recipe
 from tessera.recipes.sections import Recipe
-from tessera.training.folder import RECIPE, RESULT, equals_saved, is_run
+from tessera.training.folder import RECIPE, RESULT, equals_saved, expect_same_inputs, is_run
 from tessera.training.loop import NotFinite
 from tessera.training.run import train
+from tessera.training.staged_data import open_data
 
 TABLE, NO_MEMORY = "sweep.json", "out of memory"
 LOSS, RIGHT, BITS = "validation_loss", "validation_exact_match", "validation_bits_per_byte"
@@ -90,9 +91,11 @@ class Sweep(NamedTuple):
         for number, (point, recipe) in enumerate(zip(self.points, self.recipes)):
             folder, problem = self.output / point.folder, ""
             is_same = equals_saved(folder / RECIPE, recipe)
-            if is_same and not (folder / RESULT).is_file():
+            if is_ended := is_same and (folder / RESULT).is_file():
+                expect_same_inputs(folder, open_data(recipe, folder, saved_tokenizer=True))  # one table, one text
+            elif is_same:
                 problem = str(earlier[number].get("problem", ""))
-            if NO_MEMORY in problem or not (problem or (is_same and (folder / RESULT).is_file())):
+            if NO_MEMORY in problem or not (problem or is_ended):
                 problem = ""
                 begin(number, point)
                 try:

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import logging
 import os
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from tessera.data.windows import Split
 from tessera.recipes.sections import DataSection, Recipe
 
 STORES = "stores"
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ def open_corpus(recipe: Recipe, run: Path, *, saved_tokenizer: bool = True) -> C
     """
     cache = run.resolve().parent / STORES
     training, validation = _sources(recipe.data)
+    _warn_of_validation_in_training(training, validation)
     if saved_tokenizer and (run / "tokenizer.json").is_file():
         tokenizer = pretrained_tokenizer(str(run))
     else:
@@ -70,6 +74,20 @@ def _sources(data: DataSection) -> tuple[TextSource, TextSource | None]:
         is_meant = source.has_splits or split == getattr(DataSection(), name)
         expect(is_meant, "data", name, f"be left out for {source.name}, which has no splits", repr(split))
     return training, None if is_held_out else validation
+
+
+def _warn_of_validation_in_training(training: TextSource, validation: TextSource | None) -> None:
+    """Where files say so: a file that stands twice in the text whose end is held out, or in both texts."""
+    times = Counter(content for _, content in training.files)
+    if validation is None:
+        twice = sorted({name for name, content in training.files if times[content] > 1})
+        where, why = twice, "twice in the training text, whose end is held out for validation, and may be trained on"
+    else:
+        where = sorted({name for name, content in validation.files if content in times})
+        why = "in the training text and in the validation text, whose loss is then one of text that was trained on"
+    if where:
+        more = f" and {len(where) - 3} more" if len(where) > 3 else ""
+        log.warning(f"data: {', '.join(where[:3])}{more} stands {why}.")
 
 
 def _new_tokenizer(recipe: Recipe, text: TextSource, cache: Path) -> PreTrainedTokenizerFast:

@@ -139,7 +139,7 @@ def expect_same_inputs(run: Path, corpus: TrainingData) -> None:
         if (before := record[name]) != now:
             raise TesseraError(
                 f"{run}: the {name} text must be the one the run began with, and it has changed: "
-                f"{before['tokens']:,} tokens then, {now['tokens']:,} now. Restore it, or start again: --overwrite."
+                f"{before['tokens']:,} tokens then, {now['tokens']:,} now. Restore it, or use another --output."
             )
 
 

@@ -13,7 +13,7 @@ from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.models.sizes import meta_model
 from tessera.recipes.model_section import base_folder, build_model, config_for
 from tessera.recipes.sections import Recipe, TrainingSection
-from tessera.training.optimizer import mark, marked
+from tessera.training.optimizer import mark, marked, parameter_groups
 
 
 def starting_model(
@@ -44,7 +44,8 @@ def starting_model(
 def follow_recipe(model: PreTrainedModel, recipe: Recipe) -> None:
     """Where the recipe says so, leave the base of ARMT, RMT and PRMT as it is.
 
-    Raises `TesseraError`: a model that has no base, computes no layers again or takes no document_ids, if it is to.
+    Raises `TesseraError`: a model that has no base, computes no layers again or takes no document_ids, if it is to; a
+    learning rate for a scalar that it does not have.
     """
     section, arguments = recipe.training, inspect.signature(model.forward).parameters
     for key, is_asked, is_possible in (
@@ -56,6 +57,7 @@ def follow_recipe(model: PreTrainedModel, recipe: Recipe) -> None:
             raise TesseraError(f"{key} must be false for model type {recipe.model['type']}; got true.")
     if section.freeze_base:
         model.base.requires_grad_(False)
+    parameter_groups(model, section)
 
 
 def enable_checkpointing(model: PreTrainedModel, section: TrainingSection) -> None:

@@ -5,7 +5,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -129,6 +129,7 @@ class StagedQuestions(StagedData):
     """
 
     task: QuestionTask
+    _tasks: dict[str, QuestionTask] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast:
@@ -136,13 +137,14 @@ class StagedQuestions(StagedData):
         return task_tokenizer(self.task)
 
     def checksums(self) -> dict[str, dict[str, Any]]:
-        """Of a few samples of each split, as the first stage has them."""
+        """Of a few samples of each split, as the first stage has them, and of the files that the tasks read."""
         stage = self.recipe.training.curriculum[0]
+        files = sorted({str(getattr(self.task_of(each), "contents", "")) for each in self.recipe.training.curriculum})
 
         def entry(split: str) -> dict[str, Any]:
             batch = self.batch(stage, CHECKED, self.lengths(stage, stage.length)[-1], 0, split)
             parts = (batch.contexts, batch.questions, batch.labels)
-            digest = hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts))
+            digest = hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts) + "".join(files).encode())
             return {"tokens": batch.contexts.numel(), "checksums": [digest.hexdigest()]}
 
         return {"training": entry("train"), "validation": entry("validation")}
@@ -227,7 +229,10 @@ class StagedQuestions(StagedData):
         """The task with the settings of the stage."""
         if not stage.settings:
             return self.task
-        return question_task({**(self.recipe.data.task or {}), **stage.settings}, "training.curriculum: settings")
+        if (settings := repr(stage.settings)) not in self._tasks:  # made once: its files stay as they were read
+            section = {**(self.recipe.data.task or {}), **stage.settings}
+            self._tasks[settings] = question_task(section, "training.curriculum: settings")
+        return self._tasks[settings]
 
 
 def task_tokenizer(task: QuestionTask) -> PreTrainedTokenizerFast:

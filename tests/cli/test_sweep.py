@@ -153,6 +153,17 @@ def test_a_run_without_memory_is_a_row_and_the_next_begins(done, tmp_path, monke
     assert err == "run 1 of 2: batch_size=64\n"  # there may be more by now
 
 
+def test_runs_of_a_text_that_has_changed_are_not_compared_with_new_ones(tessera, corpus, tmp_path):
+    text = tmp_path / "text.txt"
+    shutil.copy(corpus, text)
+    command = ("sweep", "--output", tmp_path / "runs", "tiny", f"data.source={text}", *OPTIONS)
+    assert tessera(*command, "seed=0,1")[0] == 0
+    text.write_text(text.read_text().upper())
+    status, _, err = tessera(*command, "seed=0,1,2")
+    assert status == 2
+    assert "the training text must be the one the run began with" in err
+
+
 def test_another_sweep_in_the_same_folder_is_refused(tessera, corpus, tmp_path):
     command = ("sweep", "--output", tmp_path / "runs", "tiny", f"data.source={corpus}", *OPTIONS)
     assert tessera(*command, "seed=0")[0] == 0

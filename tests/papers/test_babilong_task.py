@@ -1,6 +1,8 @@
 """BABILong: its stories against bAbI's own, where facts lie, what splits share, long samples, both scorers."""
 
+import gzip
 from dataclasses import replace
+from functools import partial
 from itertools import combinations, islice, pairwise
 from pathlib import Path
 from random import Random
@@ -269,6 +271,33 @@ def test_no_sentence_comes_twice_before_all_have_come():
         again = draw_noise(books, whole + 100, Random(seed))
         assert [span.book for span in again[: len(spans)]] == [span.book for span in spans]
         assert again[-1].first == spans[0].first, "from the first place on"
+
+
+def test_books_and_stories_are_read_again_when_they_are_others(tmp_path):
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.txt").write_text(f"The old book {name} is read by nobody who lives in this house. " * 40)
+    task = partial(BABILong, length=128, vocab_size=250, noise=str(tmp_path))
+    before = task()
+    assert "old" in before.vocabulary.get_vocab()
+    tokens = before.sample(2, 0).tokens
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.txt").write_text(f"The new book {name} is read by nobody who lives in this house. " * 40)
+    assert torch.equal(before.sample(2, 0).tokens, tokens), "a task's samples stay what they are"
+    after = task()
+    assert "new" in after.vocabulary.get_vocab()
+    assert "old" not in after.vocabulary.get_vocab()
+    assert before.contents != after.contents
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "other.txt"])
+def test_a_packed_book_or_one_by_another_name_is_no_other_book(tmp_path, name):
+    for folder, file in (("noise", "a.txt"), ("test", name)):
+        (tmp_path / folder).mkdir()
+        write = gzip.open if file.endswith(".gz") else open
+        with write(tmp_path / folder / file, "wt") as written:
+            written.write("The book is read by nobody. " * 40)
+    noise, test_noise = str(tmp_path / "noise"), str(tmp_path / "test")
+    refused(f"test_noise must be other books than noise; got {name}", BABILong, noise=noise, test_noise=test_noise)
 
 
 def test_tests_have_books_of_their_own_and_the_vocabulary_owes_them_nothing():

@@ -15,6 +15,7 @@ from tessera.papers.babilong.own_questions import OwnQuestions
 from tessera.papers.babilong.task import BABILong
 from tessera.papers.babilong.vocabulary import decode
 from tessera.tasks.question_answering import NOT_IN_TEXT
+from tessera.tasks.task import SPLITS
 from tests.refusals import refused
 from tests.tasks.cases import answer_to_text
 
@@ -58,6 +59,19 @@ def test_a_file_that_cannot_be_read_is_named(file, monkeypatch):
 
     monkeypatch.setattr(checkpoints, "open", failing, raising=False)
     refused(r"mine\.jsonl: cannot be read \(Permission denied\)\.", lambda: OwnQuestions(file=str(file)).labels)
+
+
+def test_a_text_in_two_spellings_is_one(file):
+    """They are the same tokens: one for training and one for tests would be one text in both."""
+    other = [
+        {name: text.upper().replace(".", " .") if name == "text" else text for name, text in row.items()}
+        for row in rows()
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in [*rows(), *other]))
+    texts = [text for split in SPLITS for text in OwnQuestions(file=str(file))._own.splits[split]]
+    assert sorted(texts) == sorted(" ".join(row["text"].split()) for row in rows())
+    file.write_text("".join(json.dumps(row) + "\n" for row in [*rows(), {**other[0], "answer": "Moon"}]))
+    refused("have one answer to 'What is box 0", lambda: OwnQuestions(file=str(file)).labels)
 
 
 def test_a_text_is_hidden_whole_and_asked_its_own_questions(file):

@@ -49,6 +49,7 @@ SIZES = "hidden_size: 16, num_heads: 2, num_layers: 1"
         ("tokenizer={type: pretrained, path: no/such/model}", "'no/such/model', which does not exist"),
         (f"model={{type: transformer, {SIZES}}} data.document_ids=true", "must be false for model type transformer"),
         ("model={type: lstm, hidden_size: 16} training.gradient_checkpointing=true", "be false for model type lstm"),
+        ("training.scalar_learning_rate_scales={foo: 1.0}", "'foo' must name a scalar of this model"),
     ],
 )
 def test_a_refused_command_names_the_culprit_and_deletes_nothing(go, run_folder, tmp_path, overrides, message):

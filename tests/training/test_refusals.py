@@ -157,6 +157,21 @@ def test_a_text_that_changed_is_noticed_on_resume(go, tmp_path):
     go(resume=True)  # written again, but the same
 
 
+def test_text_of_the_training_in_the_validation_is_named(go, tmp_path, heard):
+    text = tmp_path / "text.txt"
+    shutil.copy(text, tmp_path / "copy.txt")
+    go(f"data.validation={text}", folder="both")
+    assert f"data: {text} stands in the training text and in the validation text" in heard.text
+    go(f"data.source=[{text}, {tmp_path / 'copy.txt'}]", folder="twice")
+    assert (
+        f"data: {tmp_path / 'copy.txt'}, {text} stands twice in the training text, whose end is held out" in heard.text
+    )
+    heard.records.clear()
+    (tmp_path / "copy.txt").write_text(text.read_text().upper())
+    go(f"data.validation={tmp_path / 'copy.txt'}", folder="apart")
+    assert "stands" not in heard.text
+
+
 def test_what_the_system_says_has_no_number(go, tmp_path):
     go()
     (tmp_path / "run" / "inputs.json").unlink()

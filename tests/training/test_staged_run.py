@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -303,6 +304,21 @@ def test_stages_from_memory_end_with_a_segment(recipe_of, tmp_path, monkeypatch)
     train(recipe_of(QUESTIONS, f"training.curriculum=[{stages}]"), tmp_path / "run", progress=False)
     assert set(lengths[-3:]) == {64}  # a step, and a validation of two batches
     assert 64 - 20 in lengths
+
+
+def test_a_book_that_changed_is_noticed_on_resume(recipe_of, tmp_path):
+    """Also where none of the samples that are compared is of its last pages."""
+    noise = tmp_path / "noise"
+    noise.mkdir()
+    for name in ("a", "b", "c", "d"):
+        (noise / f"{name}.txt").write_text(f"The book {name} is read by nobody who lives in this house. " * 400)
+    task = {**QUESTIONS["data"]["task"], "noise": str(noise)}
+    recipe = recipe_of({**QUESTIONS, "data": {**QUESTIONS["data"], "task": task}}, stage("settings: {}"))
+    train(recipe, tmp_path / "run", progress=False)
+    with (noise / "a.txt").open("a") as file:
+        file.write("The end of the book is another one now.")
+    changed = partial(train, recipe, tmp_path / "run", resume=True, progress=False)
+    refused("the training text must be the one the run began with", changed)
 
 
 def test_settings_of_the_task_are_refused_of_text(recipe_of, tmp_path):

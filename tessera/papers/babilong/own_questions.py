@@ -10,7 +10,7 @@ from random import Random
 from typing import NamedTuple
 
 from tessera.base.errors import expect
-from tessera.data.sources import JSON_ENDINGS, content, text_files
+from tessera.data.sources import JSON_ENDINGS, contents_checksum, text_files
 from tessera.papers.babilong.benchmark import read_samples
 from tessera.papers.babilong.sample import has_room
 from tessera.papers.babilong.stories import Question, Story
@@ -56,14 +56,19 @@ class OwnQuestions(BABILong):
             self._require(name, getattr(self, name) == BABILong.__dataclass_fields__[name].default, "be left out")
         self._require("facts_share", 0 < self.facts_share < 1, "lie in (0, 1)")
         self._require("absent", 0 <= self.absent < 1, "lie in [0, 1)")
-        needed = len(SPECIAL_TOKENS) + len(_words(self.words.first))
+        needed = len(SPECIAL_TOKENS) + len(set(_words(self.words.first)))
         is_large = self.tokenizer is not None or self.vocab_size >= needed
         self._require("vocab_size", is_large, f"be at least {needed}, for the words of {self.file}")
 
     @property
     def words(self) -> Words:
         """What decides the vocabulary."""
-        return Words(self.noise, self.vocab_size, self.tokenizer, self._own.everything)
+        return Words(self.noise, self.vocab_size, self.tokenizer, self._own.everything, self.contents)
+
+    @cached_property
+    def contents(self) -> str:
+        """A checksum of the files that samples are made of."""
+        return contents_checksum([*text_files(self.noise), *text_files(self.test_noise or []), *self._files])
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -92,16 +97,19 @@ class OwnQuestions(BABILong):
 
     def is_known(self, question: str) -> bool:
         """See `QuestionTask`: whether every word stands in a question of the files."""
-        return _words(" ".join(known.text for known in self._questions)) >= _words(question)
+        return set(_words(" ".join(known.text for known in self._questions))).issuperset(_words(question))
 
     def is_stated(self, sentence: str) -> bool:
         """See `QuestionTask`: whether every word stands in a text of the files."""
-        return _words(" ".join(self._own.questions)) >= _words(sentence)
+        return set(_words(" ".join(self._own.questions))).issuperset(_words(sentence))
 
     @cached_property
     def _own(self) -> "_OwnTexts":
-        paths = [EXAMPLE] if self.file == "example" else text_files(self.file, JSON_ENDINGS)
-        return _read(self.file, tuple((path, content(path)) for path in paths))
+        return _read(self.file, tuple(self._files), contents_checksum(self._files))
+
+    @property
+    def _files(self) -> list[Path]:
+        return [EXAMPLE] if self.file == "example" else text_files(self.file, JSON_ENDINGS)
 
     @property
     def _questions(self) -> list[Question]:
@@ -139,15 +147,17 @@ class _OwnTexts(NamedTuple):
 
 
 @lru_cache(maxsize=8)
-def _read(name: str, files: tuple[tuple[Path, tuple[int, int]], ...]) -> _OwnTexts:
-    """`files`, known by their contents, too."""
+def _read(name: str, files: tuple[Path, ...], contents: str) -> _OwnTexts:
+    """`files`, read again when the checksum of their `contents` is another."""
     questions: dict[str, list[Question]] = {}
     answers: dict[tuple[str, str], str] = {}
-    for row in chain.from_iterable(read_samples(path, FIELDS) for path, _ in files):
+    texts: dict[str, str] = {}  # those of the same words, in one spelling: others would be the same tokens
+    for row in chain.from_iterable(read_samples(path, FIELDS) for path in files):
         answer = row.target.strip()
         answer = NOT_IN_TEXT if answer.lower().rstrip(".") == NOT_IN_TEXT else answer
-        text, question = " ".join(row.input.split()), row.question.strip()
-        key = (text, " ".join(question.lower().split()))
+        question, text = row.question.strip(), " ".join(row.input.split())
+        text = texts.setdefault(" ".join(_words(text)), text)
+        key = (text, " ".join(_words(question)))
         is_new, known = key not in answers, answers.setdefault(key, answer)
         needed, got = f"have one answer to {question[:80]!r} of one text", f"{known[:80]!r} and {answer[:80]!r}"
         expect(known.lower() == answer.lower(), "questions", name, needed, got, "Leave one of them out.")
@@ -165,6 +175,6 @@ def _read(name: str, files: tuple[tuple[Path, tuple[int, int]], ...]) -> _OwnTex
     return _OwnTexts({text: tuple(row) for text, row in questions.items()}, splits, questions_of_split, "\n".join(rows))
 
 
-def _words(text: str) -> set[str]:
+def _words(text: str) -> list[str]:
     """As the vocabulary divides them."""
-    return set(re.findall(r"\w+|[^\w\s]+", text.lower()))
+    return re.findall(r"\w+|[^\w\s]+", text.lower())

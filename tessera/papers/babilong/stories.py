@@ -263,8 +263,11 @@ def read_stories(path: Path) -> list[Story]:
 
 
 @lru_cache(maxsize=16)
-def stories_of(folder: str, kind: str, split: str) -> tuple[Story, ...]:
-    """Those of a split that lie in a folder of bAbI's files; of the training stories a ninth is for validation."""
+def stories_of(folder: str, kind: str, split: str, contents: str) -> tuple[Story, ...]:
+    """Those of a split that lie in a folder of bAbI's files; of the training stories a ninth is for validation.
+
+    `contents`: a checksum of the files, by which they are read again when they are others.
+    """
     files = text_files(str(Path(folder) / f"{kind}_*_{'test' if split == 'test' else 'train'}.txt"))
     stories = [story for file in files for story in read_stories(file)]
     if split == "test":

@@ -4,7 +4,9 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -13,7 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from tessera.base.errors import expect
-from tessera.data.sources import text_files
+from tessera.data.sources import content, contents_checksum, text_files
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.papers.babilong import stories as babi
 from tessera.papers.babilong.benchmark import ASKED, published_match
@@ -133,8 +135,9 @@ class BABILong(Task):
         self._require("fewest_facts", is_possible, f"be from {least} to {most} for {self.kind}")
         self._expect_room(self.length)
         if self.test_noise is not None:
-            both = {file.name for file in text_files(self.noise)} & {file.name for file in text_files(self.test_noise)}
-            expect(not both, where, "test_noise", "be other books than noise", ", ".join(sorted(both)))
+            known = {key for file in text_files(self.noise) for key in (_book_name(file), content(file))}
+            both = [file for file in text_files(self.test_noise) if known & {_book_name(file), content(file)}]
+            expect(not both, where, "test_noise", "be other books than noise", ", ".join(file.name for file in both))
         if self.tokenizer is not None:
             longest = max(len(self.question_tokens(text)) for text in babi.examples_of(self.kind))
             longest += max(len(self.answer_tokens(word)) for word in self.labels)
@@ -145,10 +148,16 @@ class BABILong(Task):
         """The noise of a split."""
         return books_of(self.words, split, self.test_noise)
 
+    @cached_property
+    def contents(self) -> str:
+        """A checksum of the files that samples are made of."""
+        sources = [self.noise, self.test_noise, self.stories and str(Path(self.stories) / f"{self.kind}_*.txt")]
+        return contents_checksum(file for source in sources if source is not None for file in text_files(source))
+
     @property
     def words(self) -> Words:
         """What decides the vocabulary."""
-        return Words(self.noise, self.vocab_size, self.tokenizer)
+        return Words(self.noise, self.vocab_size, self.tokenizer, contents=self.contents)
 
     @property
     def vocabulary(self) -> Tokenizer:
@@ -350,9 +359,14 @@ class BABILong(Task):
     def _story(self, random: Random, split: str, length: int) -> babi.Story:
         """One for a sample of `length` tokens, in which it may have no room all the same."""
         if self.stories is not None:
-            return random.choice(babi.stories_of(self.stories, self.kind, split))
+            return random.choice(babi.stories_of(self.stories, self.kind, split, self.contents))
         most_facts = int(self.facts_share * length) // babi.SHORTEST_FACT[self.kind]
         while True:
             story = babi.generate(self.kind, random, most_facts, self.fewest_facts)
             if Random(" ".join(story.facts)).randrange(10) in SPLIT_TENTHS[split]:
                 return story
+
+
+def _book_name(file: Path) -> str:
+    """Packed or not."""
+    return file.name.removesuffix(".gz")

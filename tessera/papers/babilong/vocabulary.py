@@ -30,12 +30,14 @@ class Words(NamedTuple):
     Attributes:
         books: a name of bundled ones, a file, a folder, a glob, or several. size: words with a token of their own.
         tokenizer: somebody's, in place of words. first: a text whose words have a token before those of books.
+        contents: a checksum of the files, which may get others under their names while Python runs.
     """
 
     books: str | tuple[str, ...]
     size: int
     tokenizer: str | None = None
     first: str = STORY_WORDS
+    contents: str = ""
 
 
 @lru_cache(maxsize=8)
