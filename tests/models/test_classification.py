@@ -8,7 +8,8 @@ import transformers as hf
 from torch.nn.functional import cross_entropy
 
 from tests.covering import each_value, some
-from tests.models.contract import CASES, SEGMENT, tokens, without_dropout
+from tests.models.armt.bases import BASES, WRAPS
+from tests.models.contract import CASES, SEGMENT, tokens, v2, without_dropout
 from tests.refusals import refused
 
 NAMES = ["v1 published", "v2 gaussian", "linear attention gla", "armt around gpt2", "rmt around gpt2"]
@@ -74,6 +75,22 @@ def test_a_classifier_of_a_language_model(name, task, tmp_path):
     again = TASKS[task].from_pretrained(tmp_path / "classifier", dtype=torch.float64).eval()
     assert again.config.num_labels == 3
     torch.testing.assert_close(again(padded, attention_mask=mask).logits, logits, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers' words on the new head
+@each_value(kind=WRAPS.keys(), base={**{name: BASES[name] for name in ("memory_mosaic", "llama", "gpt2")}, "v2": v2})
+@torch.no_grad()
+def test_a_classifier_has_the_weights_of_its_causal_model(kind, base, tmp_path):
+    causal = WRAPS[kind](base(), segment_size=SEGMENT, num_memory_tokens=2).double().eval()
+    causal.save_pretrained(tmp_path / "causal")
+    classifier = TASKS["sequence"].from_pretrained(tmp_path / "causal", num_labels=3, dtype=torch.float64)
+    classifier.save_pretrained(tmp_path / "classifier")
+    options = {"dtype": torch.float64, "output_loading_info": True}
+    again, report = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "classifier", **options)
+    assert not report["missing_keys"]
+    assert report["unexpected_keys"] == {"score.weight"}
+    ids = tokens(2, 3 * SEGMENT)
+    torch.testing.assert_close(again.eval()(ids).logits, causal(ids).logits, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", NAMES)

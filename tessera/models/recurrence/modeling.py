@@ -72,7 +72,7 @@ class SegmentedPreTrainedModel(SavesWithCode):
     """Hugging Face plumbing."""
 
     config_class = SegmentedConfig
-    base_model_prefix = "base"
+    base_model_prefix = "model"  # of names in a classifier's file, which transformers adds and leaves out by this
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = True
     _tied_weights_keys: ClassVar[dict[str, str]] = {}  # PEFT adds those of the base to a mapping alone
