@@ -96,8 +96,10 @@ class PairMemory(nn.Module):
         """
         return self.recall(x, state, documents, keep_state, self.window)
 
-    def begun_with(self, keys: Float[Tensor, "B H N K"], values: Float[Tensor, "B H N V"]) -> PairMemoryState:
-        """The state in front of a text, of document 0, when these pairs (normalised here) are stored already.
+    def begun_with(
+        self, keys: Float[Tensor, "B H N K"], values: Float[Tensor, "B H N V"], document: Int[Tensor, "B 1"]
+    ) -> PairMemoryState:
+        """The state in front of a `document`, when these pairs (normalised here) are stored already.
 
         Nothing else was read: keys are averaged, and pairs counted, from the text's first step on.
         """
@@ -105,7 +107,7 @@ class PairMemory(nn.Module):
         has_sizes = keys.shape == values.shape and (heads, heads * width) == self._sizes()
         shapes = [tuple(keys.shape), tuple(values.shape)]
         expect(has_sizes, type(self).__name__, "keys and values", "fit the memory's heads and width", shapes)
-        documents = keys.new_zeros(batch, keys.shape[2], dtype=torch.long)
+        documents = document.expand(-1, keys.shape[2]).contiguous()
         pairs = PairStore.of(unit_norm(keys, self.norm_eps), unit_norm(values, self.norm_eps), documents)
         nothing = keys.new_zeros(batch, 1, heads * width)
         carry = self.key_extractor(nothing)[1]  # of its form; a text of another document begins anew

@@ -3,6 +3,7 @@
 import math
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 from transformers import GenerationMixin
@@ -182,9 +183,13 @@ class MemoryMosaicLayer(StackLayer):
             )
         return hidden, (contextual, persistent) if keep_state else None
 
-    def begun_with(self, keys: Tensor, values: Tensor) -> tuple[PairMemoryState, None]:
-        """The state in front of a text, when the contextual memory holds these pairs already."""
-        return self.contextual.begun_with(keys, values), None
+    def begun_with(
+        self, keys: Tensor, values: Tensor, document: Tensor
+    ) -> tuple[PairMemoryState, PersistentState | None]:
+        """The state in front of a `document` (B, 1), when the contextual memory holds these pairs already."""
+        contextual = self.contextual.begun_with(keys, values, document)
+        nothing = PersistentState(torch.zeros_like(keys[:, :, 0]), contextual.document)
+        return contextual, None if self.persistent is None else nothing
 
     def _add(self, hidden, norm, memory, state, documents, keep_state):
         read = norm(hidden)

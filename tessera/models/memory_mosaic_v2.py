@@ -149,12 +149,12 @@ class MemoryMosaicV2Layer(StackLayer):
         """Nothing of long-term memories that are not in use."""
         return state if self.recalls_long_term else (state[0], None)
 
-    def begun_with(self, keys: Tensor, values: Tensor) -> LayerState:
-        """The state in front of a text, when both memories hold these pairs already."""
+    def begun_with(self, keys: Tensor, values: Tensor, document: Tensor) -> LayerState:
+        """The state in front of a `document` (B, 1), when both memories hold these pairs already."""
         long = None
         if self.long_term is not None and self.recalls_long_term:
-            long = self.long_term.begun_with(keys, values)
-        return self.short_term.begun_with(keys, values), long
+            long = self.long_term.begun_with(keys, values, document)
+        return self.short_term.begun_with(keys, values, document), long
 
     def branch_ends(self) -> list[nn.Module]:
         """The layers whose output is added to the residual stream."""

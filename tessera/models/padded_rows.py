@@ -1,7 +1,8 @@
-"""Rows with padding between their tokens, read as if it were not there.
+"""Rows with padding between their tokens, read as if it were not there, and packed documents behind a prefix.
 
 Layers take padding in front of a row's tokens, and behind them where no state is kept. Everything else is brought into
 the first form: each row's padding is moved to its front, and rows that go on behind a state are read without any.
+A prefix stands in front of each document, as many steps before it as windows and delays count: documents become rows.
 """
 
 from collections.abc import Callable
@@ -21,6 +22,8 @@ class LayersRead(NamedTuple):
 
 # of hidden (B, T, hidden), the layers' states before, if any, and documents (B, T)
 ReadLayers = Callable[[Tensor, tuple[Any, ...] | None, Tensor], LayersRead]
+# of n documents, their rows (n,) and numbers (n,): the states in front of them
+StatesBefore = Callable[[Tensor, Tensor], Any]
 
 
 def is_between_tokens(documents: Tensor, has_past: bool = False, keeps_state: bool = False) -> bool:
@@ -74,17 +77,41 @@ def _read_padding_first(read: ReadLayers, hidden: Tensor, documents: Tensor) -> 
     return LayersRead(tuple(in_order(hidden_states, back) for hidden_states in inputs), states)
 
 
-def _read_apart(read: ReadLayers, hidden: Tensor, past: Any, documents: Tensor, keeps_state: bool) -> LayersRead:
-    """Rows of equally many tokens together, without their padding, at which the outputs are 0."""
+def read_each_document(
+    read: ReadLayers, hidden: Tensor, before: StatesBefore, documents: Tensor, last: Tensor, keeps_state: bool
+) -> LayersRead:
+    """`read` with each document as a row of its own, behind the state that is `before` it.
+
+    last: the document (B, 1) that the state of each row is of afterwards, also of one of nothing but padding.
+    """
+    row_of_step = torch.arange(len(documents), device=documents.device)[:, None].expand_as(documents)
+    steps = torch.stack([row_of_step, documents], -1)[documents >= 0]
+    rows, numbers = torch.cat([steps, torch.cat([row_of_step[:, :1], last], 1)]).unique(dim=0).unbind(1)
+    past, apart = before(rows, numbers), documents[rows]
+    apart = apart.masked_fill(apart != numbers[:, None], -1)
+    inputs, states = _read_apart(read, hidden, past, apart, keeps_state, rows)
+    is_last = (numbers == last[rows, 0]).nonzero()[:, 0]
+    return LayersRead(inputs, replace(past, layers=states).select_batch(is_last).layers)
+
+
+def _read_apart(
+    read: ReadLayers, hidden: Tensor, past: Any, documents: Tensor, keeps_state: bool, of: Tensor | None = None
+) -> LayersRead:
+    """Rows of equally many tokens together, without their padding, at which the outputs are 0.
+
+    of: the row of `hidden` that each of `documents` is a part of; None: all of its own.
+    """
     order, counts = padding_first(documents), (documents >= 0).sum(1)
+    of = torch.arange(len(documents), device=documents.device) if of is None else of
     inputs = [torch.zeros_like(hidden)] * (len(past.layers) + 1)
     groups, states = [], []
     for count in counts.unique().tolist():
         rows = (counts == count).nonzero()[:, 0]
         state, steps = past.select_batch(rows), order[rows, order.shape[1] - count :]
         if count:
-            of_rows, layers = read(in_order(hidden[rows], steps), state.layers, in_order(documents[rows], steps))
-            places, pairs = (rows[:, None], steps), zip(inputs, of_rows)
+            places = of[rows][:, None], steps
+            of_rows, layers = read(hidden[places], state.layers, in_order(documents[rows], steps))
+            pairs = zip(inputs, of_rows)
             inputs = [of_all.to(values.dtype).index_put(places, values) for of_all, values in pairs]
             state = replace(state, layers=layers)
         groups.append(rows)

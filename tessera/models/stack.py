@@ -30,7 +30,7 @@ from tessera.models.forward_arguments import (
 )
 from tessera.models.lazy_logits import LazyLogits, LazyOutput
 from tessera.models.loss_per_item import count_of_labels, loss_per_item, summed_loss
-from tessera.models.padded_rows import LayersRead, is_between_tokens, read_rows, without_gaps
+from tessera.models.padded_rows import LayersRead, is_between_tokens, read_each_document, read_rows, without_gaps
 from tessera.models.saving.beside_weights import SavesWithCode
 from tessera.models.stack_state import Prefix, StackState, last_document, read_documents
 from tessera.ops.kernel_regression import Call, intercepted, reference
@@ -183,7 +183,8 @@ class StackModel(StackPreTrainedModel):
         `attention_mask` (B, past + T) marks padding with zeros, anywhere: each row gives what it gives without (but not
         where padding follows a state in a compiled program). `document_ids` (B, T) separates documents that are packed
         into one sequence, each in one piece: memories never see a pair of another document. `position_ids` (B or 1, T)
-        say the same: a document begins where they do not count on, and behind a state at position 0.
+        say the same: a document begins where they do not count on, and behind a state at position 0. Each has the
+        `Prefix` in front of it (in a compiled program the last one of a row alone).
         `output_hidden_states`: also the input of every layer and the output of the last norm. `output_attentions`: also
         the recall weights, one (B, H, T, N) per memory in the order in which they run, so that a layer of two memories
         has two: in v1 the contextual and the persistent one, in v2 the short-term and the long-term one. Column i is
@@ -207,15 +208,23 @@ class StackModel(StackPreTrainedModel):
         use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
         said = (attention_mask, document_ids, position_ids, cache_position)
         documents = read_documents(where, (hidden.shape[0], hidden.shape[1]), past_key_values, *said)
-        past = past_key_values.state(where, self.layers) if isinstance(past_key_values, Prefix) else past_key_values
+        past = past_key_values
+        if isinstance(past, Prefix):
+            past = past.state(where, self.layers, last_document(past, documents))
         wants_hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         model = self._fingerprint.of(self, past is None) if use_cache or past is not None else None
         if past is not None:
             past = past.fitting(where, model, hidden)
         wants_weights = self.config.output_attentions if output_attentions is None else output_attentions
         read, weights = partial(self._run_layers, keep_state=bool(use_cache)), None
-        is_padded = attention_mask is not None or (document_ids is not None and bool(use_cache))
-        if wants_weights:
+        is_padded = attention_mask is not None or (document_ids is not None and (use_cache or past is not None))
+        is_packed = document_ids is not None or position_ids is not None
+        if is_packed and past is not None and documents is not None and past.is_left_by(documents):
+            expect(not wants_weights, where, "output_attentions", "be False where a prefix has several documents", True)
+            before, last = partial(past.before, where, self.layers), last_document(past, documents)
+            assert last is not None
+            inputs, states = read_each_document(read, hidden, before, documents, last, bool(use_cache))
+        elif wants_weights:
             (inputs, states), weights = self._recorded(read, hidden, past, documents, is_padded)
         elif documents is not None and is_padded:
             inputs, states = read_rows(read, hidden, past, documents, bool(use_cache))
@@ -224,7 +233,8 @@ class StackModel(StackPreTrainedModel):
         hidden, state = inputs[-1], None
         if use_cache:
             length = hidden.shape[1] + (0 if past is None else past.length)
-            state = StackState(states, length, last_document(past, documents), model)
+            prefix = None if past is None else past.prefix
+            state = StackState(states, length, last_document(past, documents), model, prefix)
         output = BaseModelOutputWithPast(
             last_hidden_state=hidden,
             past_key_values=state,

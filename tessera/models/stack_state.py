@@ -24,6 +24,7 @@ class StackState(State, PastValue):
     length: int
     document: Tensor | None = None  # of the last step that is no padding (B, 1); None: nothing distinguishes the steps
     model: str | None = None  # its fingerprint; None: not known, as behind a compiled or exported program
+    prefix: "Prefix | None" = None  # what every document begins behind
 
     def fitting(self, where: str, model: str | None, hidden: Tensor) -> Self:
         """This state, on the device of `hidden` (B, T, hidden). Layers cast what has another dtype than theirs.
@@ -35,6 +36,24 @@ class StackState(State, PastValue):
         held = hidden if held is None else held
         expect_rows(where, hidden.shape[0], held.shape[0])
         return (self if held.device == hidden.device else self.to(hidden.device)).recordable()
+
+    def is_left_by(self, documents: Tensor) -> bool:
+        """Whether some of `documents` (B, T) begin behind the prefix anew; a compiled program cannot look."""
+        if self.prefix is None or self.document is None or torch.compiler.is_compiling():
+            return False
+        return bool(((documents >= 0) & (documents != self.document)).any())
+
+    def before(self, where: str, layers: Iterable[Any], rows: Tensor, numbers: Tensor) -> "StackState":
+        """In front of the documents `numbers` (n,) of `rows` (n,): this state, or the prefix where one begins.
+
+        `layers` are those of the stack.
+        """
+        assert self.prefix is not None
+        assert self.document is not None
+        begun = self.prefix.select_batch(rows).state(where, layers, numbers[:, None])
+        goes_on = numbers == self.document[rows, 0]
+        places = torch.where(goes_on, rows, torch.arange(len(rows), device=rows.device) + len(self.document))
+        return StackState.joined([self, begun]).select_batch(places)
 
     def to_legacy_cache(self) -> list[tuple[Tensor, Tensor]]:
         """The finished (keys, values) of each layer, of its memory that forgets none (the name PEFT asks for).
@@ -71,20 +90,24 @@ class Prefix(State, PastValue):
 
     @property
     def document(self) -> Tensor:
-        """0: that of the text behind it (B, 1)."""
+        """0: that of a text behind it which has no number (B, 1)."""
         keys = self.layers[0][0]
         return torch.zeros(keys.shape[0], 1, dtype=torch.long, device=keys.device)
 
-    def state(self, where: str, layers: Iterable[Any]) -> StackState:
-        """What a stack of these layers goes on from. Raises `TesseraError` where it has no pairs, or of other sizes."""
+    def state(self, where: str, layers: Iterable[Any], document: Tensor | None = None) -> StackState:
+        """What a stack of these layers goes on from, in front of each row's `document` (B, 1).
+
+        Raises `TesseraError` where it has no pairs, or of other sizes.
+        """
         advice = "Its memories are matrices, which hold no pairs."
         layers = list(layers)
         have_pairs = all(hasattr(layer, "begun_with") for layer in layers)
         expect(have_pairs, where, "past_key_values", "be left out", "pairs", advice)
         got, needed = len(self.layers), len(layers)
         expect(got == needed, where, "past_key_values", f"hold pairs for {needed} layers", got)
-        states = tuple(layer.begun_with(*pairs) for layer, pairs in zip(layers, self.layers))
-        return StackState(states, self.length, self.document)
+        document = self.document if document is None else document
+        states = tuple(layer.begun_with(*pairs, document) for layer, pairs in zip(layers, self.layers))
+        return StackState(states, self.length, document, prefix=self)
 
 
 def read_documents(

@@ -197,6 +197,10 @@ def padding_between_tokens_has_no_influence(case: ModelCase) -> None:
     alone = model(ids[1:2, late[1].bool()]).logits[0]
     logits, _ = _in_parts(model, ids, [11, 4, 6], late, position_ids=_positions(late))
     check_close(logits[1, late[1].bool()], alone)
+    if case.packs:
+        past, documents = model(ids[1:2, :11], use_cache=True).past_key_values, late[1:2, 11:] - 1
+        output = model(ids[1:2, 11:], document_ids=documents, past_key_values=past, use_cache=False)
+        check_close(output.logits[0, 4:], alone[11:])
 
 
 def _positions(mask: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from transformers import DataCollatorWithFlattening
 
 import tessera
 from tessera.data.tokenizers import byte_tokenizer
@@ -258,6 +259,50 @@ def test_a_prefix_of_rows_of_unequal_length(name):
         torch.testing.assert_close(
             tuned.base_model(ids[:1], position_ids=positions, past_key_values=tuned.get_prompt(1)).logits, together[:1]
         )
+
+
+@pytest.mark.parametrize("name", ["v1 published", "v1 training code", "v2 gaussian", "v2 no long-term memory"])
+@torch.no_grad()
+def test_each_document_begins_behind_the_prefix(name):
+    """Whatever its number is, wherever it stands in its row, and also behind a state of another."""
+    tuned, ids = prefixed(CASES[name].build()).eval(), tokens(3, 15)
+
+    def alone(*parts):
+        return tuned(input_ids=torch.cat(parts, -1)[None]).logits[0]
+
+    for number in (0, 7):
+        logits = tuned(input_ids=ids, document_ids=torch.full_like(ids, number)).logits
+        torch.testing.assert_close(logits[0], alone(ids[0]))
+    documents = torch.tensor([[3] * 4 + [1] * 5 + [2] * 6, [-1] * 3 + [0] * 8 + [5] + [-1] * 3, [-1] * 15])
+    packed = {"input_ids": ids, "document_ids": documents}
+    first = tuned(**packed, use_cache=True)
+    torch.testing.assert_close(tuned(**packed).logits, first.logits)
+    for row, begin, end in ((0, 0, 4), (0, 4, 9), (0, 9, 15), (1, 3, 11), (1, 11, 12)):
+        torch.testing.assert_close(first.logits[row, begin:end], alone(ids[row, begin:end]))
+    rest, documents = tokens(3, 5, seed=1), torch.tensor([[2, 2, 8, 8, 8], [-1, 5, 5, 5, 9], [4] * 5])
+    model, state = tuned.get_base_model(), first.past_key_values
+    second = model(rest, document_ids=documents, past_key_values=state, use_cache=True)
+    torch.testing.assert_close(second.logits[0], torch.cat([alone(ids[0, 9:], rest[0, :2])[6:], alone(rest[0, 2:])]))
+    torch.testing.assert_close(second.logits[1, 1:4], alone(ids[1, 11:12], rest[1, 1:4])[1:])
+    torch.testing.assert_close(second.logits[1, 4:], alone(rest[1, 4:]))
+    torch.testing.assert_close(second.logits[2], alone(rest[2]))
+    decoded = model(ids[:, :1], past_key_values=second.past_key_values).logits
+    torch.testing.assert_close(decoded[0], alone(rest[0, 2:], ids[0, :1])[-1:])
+    refused("output_attentions must be False where a prefix has several", tuned, **packed, output_attentions=True)
+
+
+@pytest.mark.parametrize("name", ["v1 published", "v2 gaussian"])
+def test_a_prefix_learns_from_packed_rows(name):
+    """Of transformers' collator, as from each text alone; v2 is read with the delay of inference."""
+    tuned = prefixed(CASES[name].build()).eval()
+    (learned,) = [parameter for parameter in tuned.parameters() if parameter.requires_grad]
+    texts = [row[:length] for row, length in zip(tokens(3, 9), (4, 9, 6))]
+    gradients = [
+        torch.autograd.grad(tuned(input_ids=x[None], labels=x[None]).loss * (len(x) - 1), learned) for x in texts
+    ]
+    packed = DataCollatorWithFlattening()([{"input_ids": text.tolist()} for text in texts])
+    (together,) = torch.autograd.grad(tuned(**packed).loss * sum(len(text) - 1 for text in texts), learned)
+    torch.testing.assert_close(together, sum(gradient for (gradient,) in gradients))
 
 
 @pytest.mark.parametrize("name", PAIRS)
