@@ -8,6 +8,8 @@ from tessera.kernels import Gaussian
 from tessera.ops.kernel_regression import Window, choose_backend, cpu_bfloat16, kernel_regression
 from tessera.ops.kernel_regression.call import Call
 from tessera.ops.unit_norm import unit_norm
+from tests.ops.kernel_regression.cases import regress
+from tests.tolerances import assert_within
 
 B, H, K = 2, 3, 16
 # Centred scores of inverse bandwidth 8 lie in [-16, 0], where bfloat16 rounds by up to 16 * 2^-9 = 3 % of a weight; a
@@ -19,22 +21,17 @@ WINDOWS["delayed per sequence"] = Window(torch.tensor([2, 70]))
 
 def results(backend, dtype, steps, window, documents=None):
     torch.manual_seed(steps)
-    query, key = (unit_norm(torch.randn(B, H, steps, K)).bfloat16().to(dtype).requires_grad_() for _ in range(2))
-    value = torch.randn(B, H, steps, K).bfloat16().to(dtype).requires_grad_()
-    slope = torch.full((H, 1), 8.0, dtype=torch.promote_types(dtype, torch.float32), requires_grad=True)
+    tensors = {name: unit_norm(torch.randn(B, H, steps, K)).bfloat16() for name in ("query", "key")}
+    tensors |= {"value": torch.randn(B, H, steps, K).bfloat16(), "slope": torch.full((H, 1), 8.0)}
+    tensors["above"] = torch.randn(B, H, steps, K).bfloat16()
     packing = {} if documents is None else {"query_documents": documents, "pair_documents": documents}
-    output = kernel_regression(
-        query, key, value, kernel=Gaussian(), slope=slope, window=window, backend=backend, **packing
-    )
-    above = torch.randn(output.shape).bfloat16().to(dtype)
-    return output, *torch.autograd.grad((output * above).sum(), (query, key, value, slope))
+    return regress(tensors, Gaussian(), backend, dtype, window=window, **packing)
 
 
 def expect_close(actual, expected):
-    for index, (a, b) in enumerate(zip(actual, expected)):
-        bound = (VALUE if index == 0 else GRADIENT) * b.abs().max().clamp(min=SMALLEST)
-        assert a.isfinite().all()
-        assert (a.double() - b).abs().max() <= bound
+    actual, expected = dict(actual), dict(expected)
+    assert_within([actual.pop("output")], [expected.pop("output")], VALUE, SMALLEST)
+    assert_within(actual, expected, GRADIENT, SMALLEST)
 
 
 DOCUMENTS = torch.tensor([[0] * 40 + [1] * 50, [-1] * 10 + [0] * 80])
@@ -56,8 +53,8 @@ def test_kept_weights_give_the_gradients_of_weights_computed_again(window, monke
     """Bit for bit: they are the same numbers."""
     kept = results("cpu_bfloat16", torch.bfloat16, 130, WINDOWS[window])
     monkeypatch.setattr(cpu_bfloat16, "KEPT_BYTES", 0)
-    for one, other in zip(kept, results("cpu_bfloat16", torch.bfloat16, 130, WINDOWS[window])):
-        assert torch.equal(one, other)
+    again = results("cpu_bfloat16", torch.bfloat16, 130, WINDOWS[window])
+    assert all(torch.equal(kept[name], other) for name, other in again.items())
 
 
 def test_all_weights_of_a_call_are_kept_or_none(monkeypatch):
@@ -76,14 +73,15 @@ def test_all_weights_of_a_call_are_kept_or_none(monkeypatch):
 
 
 def test_slots_shared_by_all_sequences_get_their_gradients_summed():
-    keys, values = torch.randn(H, 7, K).bfloat16().requires_grad_(), torch.randn(H, 7, K).bfloat16().requires_grad_()
+    keys, values = (torch.randn(H, 7, K).bfloat16().requires_grad_() for _ in range(2))
     query, slope = unit_norm(torch.randn(B, H, 40, K)).bfloat16(), torch.full((H, 1), 3.0)
     actual = {}
     for backend, dtype in (("cpu_bfloat16", torch.bfloat16), ("reference", torch.float64)):
         shared = [t.to(dtype).expand(B, -1, -1, -1) for t in (keys, values)]
         output = kernel_regression(query.to(dtype), *shared, kernel=Gaussian(), slope=slope, backend=backend)
-        actual[backend] = (output, *torch.autograd.grad(output.sum(), (keys, values)))
-    expect_close(actual["cpu_bfloat16"], [tensor.double() for tensor in actual["reference"]])
+        grads = torch.autograd.grad(output.sum(), (keys, values))
+        actual[backend] = {"output": output, "key": grads[0].double(), "value": grads[1].double()}
+    expect_close(actual["cpu_bfloat16"], actual["reference"])
 
 
 def test_what_it_is_not_for_it_refuses_with_the_reason():

@@ -8,21 +8,11 @@ from tessera.ops.kernel_regression import BACKENDS, Call, Window, choose_backend
 from tessera.ops.kernel_regression.query_blocks import QUERIES, query_blocks
 from tests.covering import some
 from tests.kernels.contract import all_kernels, identifier
-from tests.ops.kernel_regression.cases import CASES, Case, regress, rounded
+from tests.ops.kernel_regression.cases import CASES, Case, expect_equal_keys_to_average, expect_nan_to_show
 from tests.refusals import refused
-from tests.tolerances import REORDERED_FLOAT64, close
+from tests.tolerances import REORDERED_FLOAT64, assert_within, close
 
 KERNEL = pytest.mark.parametrize("kernel", all_kernels(), ids=identifier)
-NAMES = ("output", "query", "key", "value", "beta")
-
-
-def assert_equal(actual, expected, relative):
-    for name, left, right in zip(NAMES, actual, expected):
-        assert left.shape == right.shape, name
-        if right.numel():
-            # Relative to the largest entry; gradients that are 0 but for rounding are compared with 1.
-            bound = relative * max(right.abs().max().item(), 1.0)
-            assert (left.double() - right).abs().max().item() <= bound, name
 
 
 # Every kernel on one call, and every call with a kernel of each kind of weights.
@@ -36,15 +26,14 @@ def assert_equal(actual, expected, relative):
     ids=lambda value: str(value) if isinstance(value, Case) else identifier(value),
 )
 def test_chunked_equals_the_reference(kernel, case):
-    actual = regress(case, kernel, "chunked")
     # The normalised ReLU divides by a sum that may be as small as 1e-3 here.
     relative = 1e-8 if isinstance(kernel, NormalizedReLU) else REORDERED_FLOAT64
-    assert_equal(actual, regress(case, kernel, "reference"), relative)
+    assert_within(case.regress(kernel, "chunked"), case.regress(kernel, "reference"), relative)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_fused_equals_the_reference(case):
-    assert_equal(regress(case, Gaussian(), "fused"), regress(case, Gaussian(), "reference"), REORDERED_FLOAT64)
+    assert_within(case.regress(Gaussian(), "fused"), case.regress(Gaussian(), "reference"), REORDERED_FLOAT64)
 
 
 @KERNEL
@@ -58,10 +47,11 @@ def test_narrow_types(kernel, dtype, relative):
     if isinstance(kernel, NormalizedReLU) and dtype != torch.float32:
         pytest.skip("1 - 2 beta + 2 beta s cancels: slope and intercept rounded to half precision give another kernel")
     case = Case(130, window=Window())
-    actual = regress(case, kernel, "chunked", dtype)
-    assert {tensor.dtype for tensor in actual} == {dtype}
+    rounded = {name: tensor.to(dtype) for name, tensor in case.tensors().items()}
+    actual = case.regress(kernel, "chunked", dtype)
+    assert {tensor.dtype for tensor in actual.values()} == {dtype}
     relative = 10 * relative if isinstance(kernel, NormalizedReLU) else relative
-    assert_equal(actual, regress(case, kernel, "reference", **rounded(case, dtype)), relative)
+    assert_within(actual, case.regress(kernel, "reference", **rounded), relative)
 
 
 @pytest.mark.parametrize("kernel", [Gaussian(), Triweight()], ids=identifier)
@@ -104,27 +94,14 @@ def reaches_the_row_before(dtype):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["query", "key"])
 def test_a_nan_is_not_hidden(kernel, dtype, name):
-    """By every implementation that takes the call. PyTorch's fused attention, and what is made like it, loses the
-    queries in front of the pair too."""
-    case = Case(40, window=Window())
-    tensor = case.tensors()[name]
-    tensor[0, 1, 17, 2] = torch.nan
-    expected = torch.zeros(2, 3, 40, dtype=torch.bool)
-    expected[0, 1] = torch.arange(40) == 17 if name == "query" else torch.arange(40) > 17
-    others = ~expected
-    if reaches_the_row_before(dtype):
-        others[0, 1, 16 if name == "query" else 17] = False
+    """By every implementation that takes the call; by Triton: test_triton.py."""
     for backend in ("cpu_bfloat16", "fused", "chunked", "reference"):
         if backend in ("cpu_bfloat16", "fused") and not isinstance(kernel, Gaussian):
             continue
         if backend == "cpu_bfloat16" and dtype != torch.bfloat16:
             continue
-        output, grad_query = regress(case, kernel, backend, dtype, **{name: tensor})[:2]
-        assert bool(output.isnan().all(-1)[expected].all())
-        if getattr(kernel, "base", None) != "uniform":
-            assert bool(grad_query.isnan().all(-1)[expected].all())
-        if backend in ("chunked", "reference"):
-            assert not bool(output.isnan().any(-1)[others].any())
+        tensors = Case(40).tensors()
+        expect_nan_to_show(tensors, name, kernel, backend, dtype, reaches_the_row_before=reaches_the_row_before(dtype))
 
 
 @pytest.mark.parametrize("kernel", [Triweight(), ReLUmax(), NormalizedReLU(), NearestNeighbours("gaussian", 4)])
@@ -142,13 +119,11 @@ def test_slope_and_intercept_per_query(kernel, shape):
     torch.testing.assert_close(*results, rtol=0, atol=1e-9)
 
 
-def test_equal_keys_average_the_values():
-    case = Case(130, window=Window())
-    keys = {"key": case.tensors()["key"][:, :, :1].expand(-1, -1, 130, -1)}
-    means = case.tensors()["value"].cumsum(2)[:, :, :-1] / torch.arange(1.0, 130).double()[:, None]
-    actual = regress(case, Biweight(), "chunked", **keys)[0]
-    torch.testing.assert_close(actual[:, :, 1:], means, rtol=0, atol=1e-9)
-    assert torch.equal(actual[:, :, 0], torch.zeros_like(actual[:, :, 0]))
+@pytest.mark.parametrize(
+    ("kernel", "backend"), [(Biweight(), "chunked"), (Biweight(), "reference"), (Gaussian(), "fused")], ids=str
+)
+def test_equal_keys_average_the_values(kernel, backend):
+    expect_equal_keys_to_average(Case(130).tensors(), kernel, backend)
 
 
 @pytest.mark.parametrize("backend", ["chunked", "reference", "fused"])
@@ -224,11 +199,10 @@ def test_an_impossible_backend_says_why(backend, call, reason):
 
 def test_autocast_does_not_narrow_the_scores():
     case = Case(130, window=Window())
-    expected = regress(case, Triweight(), "chunked", torch.float32)
+    expected = case.regress(Triweight(), "chunked", torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        actual = regress(case, Triweight(), "chunked", torch.float32)
-    for left, right in zip(actual, expected):
-        assert torch.equal(left, right)
+        actual = case.regress(Triweight(), "chunked", torch.float32)
+    assert all(torch.equal(actual[name], right) for name, right in expected.items())
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2], ids=["a decoded token", "with dropout"])

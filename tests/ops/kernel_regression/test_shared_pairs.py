@@ -8,6 +8,7 @@ from tessera.base.errors import TesseraError
 from tessera.kernels import Gaussian, NormalizedReLU
 from tessera.ops.kernel_regression import Call, Window, intercepted, kernel_regression, shared_pairs
 from tests.kernels.contract import all_kernels, identifier
+from tests.ops.kernel_regression.cases import regress
 from tests.tolerances import REORDERED_FLOAT32, REORDERED_FLOAT64, assert_within
 
 B, H, N, K, V = 3, 4, 20, 6, 5
@@ -16,17 +17,19 @@ B, H, N, K, V = 3, 4, 20, 6, 5
 def tensors(steps, dtype=torch.float64):
     query, key = torch.randn(B, H, steps, K, dtype=dtype), torch.randn(1, H, N, K, dtype=dtype)
     query, key = (torch.nn.functional.normalize(one, dim=-1) for one in (query, key))
-    slope = torch.rand(H, 1, dtype=dtype) + 2.0
-    return [one.requires_grad_() for one in (query, key, torch.randn(1, H, N, V, dtype=dtype), slope)]
+    value, above = torch.randn(1, H, N, V, dtype=dtype), torch.randn(B, H, steps, V, dtype=dtype)
+    return {"query": query, "key": key, "value": value, "slope": torch.rand(H, 1, dtype=dtype) + 2.0, "above": above}
 
 
-def regress(parts, given_to_each, **options):
-    query, key, value, slope = parts
-    if given_to_each:
-        key, value = key.repeat(B, 1, 1, 1), value.repeat(B, 1, 1, 1)
-    options = {"intercept": 0.0, **options}
-    answer = kernel_regression(query, key, value, slope=slope, **options)
-    return [answer, *torch.autograd.grad(answer.square().sum(), parts)]
+def shared(parts, kernel, dtype=torch.float64, **options):
+    return regress(parts, kernel, dtype=dtype, **{"intercept": 0.0, **options})
+
+
+def given_to_each(parts, kernel, **options):
+    """Gradients of shared pairs are the sums of those of each."""
+    each = {**parts, **{name: parts[name].repeat(B, 1, 1, 1) for name in ("key", "value")}}
+    results = shared(each, kernel, **options)
+    return {**results, **{name: results[name].sum(0, keepdim=True) for name in ("key", "value")}}
 
 
 @pytest.mark.parametrize("steps", [1, 5, shared_pairs.SHORT + 1])
@@ -35,16 +38,15 @@ def test_equal_to_pairs_for_each(kernel, steps):
     parts = tensors(steps)
     # The normalised ReLU divides by a sum that may be as small as 1e-3 here.
     relative = 1e-8 if isinstance(kernel, NormalizedReLU) else REORDERED_FLOAT64
-    assert_within(regress(parts, False, kernel=kernel), regress(parts, True, kernel=kernel), relative)
+    assert_within(shared(parts, kernel), given_to_each(parts, kernel), relative)
 
 
 @pytest.mark.parametrize("steps", [5, 40])
 def test_fused_attention(steps):
     """Float32, which PyTorch's fused attention takes."""
-    single = tensors(steps, torch.float32)
-    double = [part.detach().double().requires_grad_() for part in single]
-    actual = regress(single, False, kernel="gaussian")
-    assert_within(actual, regress(double, True, kernel="gaussian"), 10 * REORDERED_FLOAT32)
+    parts = tensors(steps, torch.float32)
+    actual = shared(parts, "gaussian", torch.float32)
+    assert_within(actual, given_to_each(parts, "gaussian"), 10 * REORDERED_FLOAT32)
 
 
 def test_what_differs_between_sequences_or_steps_is_kept():
@@ -54,7 +56,7 @@ def test_what_differs_between_sequences_or_steps_is_kept():
         "pair_documents": torch.arange(N).expand(B, -1) % 2,
     }
     for options in ({"window": Window()}, documents, {"intercept": torch.rand(B, H, 1).double()}):
-        actual, expected = (regress(parts, each, kernel="epanechnikov", **options) for each in (False, True))
+        actual, expected = (answers(parts, "epanechnikov", **options) for answers in (shared, given_to_each))
         assert_within(actual, expected, REORDERED_FLOAT64)
 
 
@@ -63,18 +65,18 @@ def test_it_is_asked_as_one_sequence_where_that_is_cheaper(monkeypatch):
     asked = []
     run = shared_pairs.run
     monkeypatch.setattr(shared_pairs, "run", lambda call, answers: asked.append(call.query.shape) or run(call, answers))
-    regress(tensors(40), False, kernel="gaussian")
-    regress(tensors(5), False, kernel="epanechnikov")
+    shared(tensors(40), "gaussian")
+    shared(tensors(5), "epanechnikov")
     assert len(asked) == 2
-    regress(tensors(40), False, kernel="epanechnikov")
+    shared(tensors(40), "epanechnikov")
     monkeypatch.setattr(torch, "get_num_threads", lambda: H + 1)
-    regress(tensors(40), False, kernel="gaussian")
+    shared(tensors(40), "gaussian")
     assert len(asked) == 2
 
 
 def test_copies_without_storage_of_their_own_are_not_taken_for_shared():
     """The gradient of pairs (B, ...) is that of each sequence, however they lie in memory."""
-    query, key, value, slope = tensors(5)
+    query, key, value, slope, _ = tensors(5).values()
     views, copies = (
         [one.detach() for one in pairs]
         for pairs in (spread(key, value), (key.repeat(B, 1, 1, 1), value.repeat(B, 1, 1, 1)))
@@ -88,7 +90,7 @@ def test_copies_without_storage_of_their_own_are_not_taken_for_shared():
 
 
 def test_a_plan_for_a_gpu_does_as_the_gpu(monkeypatch):
-    query, key, value, slope = tensors(5, torch.float32)
+    query, key, value, slope, _ = tensors(5, torch.float32).values()
     call = Call(query, key, value, Gaussian(), slope)
     assert shared_pairs.is_one_sequence(call)
     monkeypatch.setattr(devices, "_imagined_type", "cuda")
@@ -106,12 +108,12 @@ def test_an_interceptor_sees_pairs_for_each():
     shapes = []
     parts = tensors(5)
     with intercepted(lambda call, run: shapes.append((call.query.shape, call.key.shape)) or run(call)):
-        seen = regress(parts, False, kernel="gaussian")
+        seen = shared(parts, "gaussian")
     assert shapes == [((B, H, 5, K), (B, H, N, K))]
-    assert torch.equal(seen[0], regress(parts, False, kernel="gaussian")[0])
+    assert torch.equal(seen["output"], shared(parts, "gaussian")["output"])
 
 
 def test_pairs_of_another_batch_are_refused():
-    query, key, value, slope = tensors(5)
+    query, key, value, slope, _ = tensors(5).values()
     with pytest.raises(TesseraError, match=r"\(B or 1, H, N, K\)"):
         kernel_regression(query, key.expand(2, -1, -1, -1), value.expand(2, -1, -1, -1), kernel="gaussian", slope=slope)
