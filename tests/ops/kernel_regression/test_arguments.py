@@ -10,6 +10,7 @@ from tessera.base.errors import TesseraError
 from tessera.kernels import Gaussian, NearestNeighbours, entmax, kernel_from_config
 from tessera.ops.kernel_regression import Window, kernel_regression
 from tests.covering import each_value
+from tests.defaults import expect_the_same_with_other_defaults
 from tests.kernels.contract import all_kernels, identifier
 from tests.refusals import refused
 
@@ -142,7 +143,7 @@ def test_numbers_are_as_precise_as_the_call():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kernel", ["gaussian", "biweight"])
 def test_the_default_device_and_dtype_make_no_difference(kernel, dtype):
-    """As `torch.set_default_device("cuda")` beside tensors on the CPU; blocks of sums are not in the default dtype."""
+    """Blocks of sums are not in the default dtype."""
 
     def results():
         generator = torch.Generator("cpu").manual_seed(0)
@@ -152,15 +153,7 @@ def test_the_default_device_and_dtype_make_no_difference(kernel, dtype):
         entmaxes = entmax(leaves[0][0, 0].detach(), 2.5)
         return y, entmaxes, *torch.autograd.grad(y.sum(), leaves)
 
-    expected = results()
-    with torch.device("meta"):
-        assert all(map(torch.equal, results(), expected))
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        assert all(map(torch.equal, results(), expected))
-    finally:
-        torch.set_default_dtype(before)
+    expect_the_same_with_other_defaults(results)
 
 
 def test_delays_may_lie_on_another_device():
