@@ -56,11 +56,9 @@ def commands(page):
                     yield shlex.split(words, comments=True)
 
 
-def cases(pages):
-    return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in pages if any(commands(page))]
-
-
-@pytest.mark.parametrize("page", cases(PAGES))
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if any(commands(page))], ids=lambda page: str(page.relative_to(ROOT))
+)
 def test_every_command_is_one_that_is_understood(page):
     for words in commands(page):
         if words[0] == "tessera":

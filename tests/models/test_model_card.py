@@ -32,12 +32,6 @@ def section(card, title):
     return re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", card, re.MULTILINE | re.DOTALL)[1].strip()
 
 
-def loading(folder, card):
-    """The card's Python lines, for this folder."""
-    (lines,) = re.findall("```python\n(.*?)```", card, re.DOTALL)
-    return lines.replace('"FOLDER"', repr(str(folder)))
-
-
 @pytest.mark.parametrize("with_code", [False, True])
 @pytest.mark.parametrize("build", [mosaic, wrapped, bare])
 def test_it_says_what_the_model_is_and_how_it_loads(tmp_path, monkeypatch, build, with_code):
@@ -52,7 +46,8 @@ def test_it_says_what_the_model_is_and_how_it_loads(tmp_path, monkeypatch, build
     for title in ("Training", "Evaluation"):
         assert section(card, title).startswith("Not recorded here")
     assert "Apache-2.0" in section(card, "Licence")
-    lines, names = loading(tmp_path, card), {}
+    (lines,) = re.findall("```python\n(.*?)```", card, re.DOTALL)
+    lines, names = lines.replace('"FOLDER"', repr(str(tmp_path))), {}
     assert ("import tessera" in lines) == (not with_code)
     exec(lines, names)  # in a process that has not imported it: below
     assert type(names["model"]) is type(model)

@@ -77,13 +77,9 @@ def test_it_is_asked_as_one_sequence_where_that_is_cheaper(monkeypatch):
 def test_copies_without_storage_of_their_own_are_not_taken_for_shared():
     """The gradient of pairs (B, ...) is that of each sequence, however they lie in memory."""
     query, key, value, slope, _ = tensors(5).values()
-    views, copies = (
-        [one.detach() for one in pairs]
-        for pairs in (spread(key, value), (key.repeat(B, 1, 1, 1), value.repeat(B, 1, 1, 1)))
-    )
     grads = []
-    for pairs in (views, copies):
-        pairs = [one.requires_grad_() for one in pairs]
+    for spread in (lambda one: one.expand(B, -1, -1, -1), lambda one: one.repeat(B, 1, 1, 1)):
+        pairs = [spread(one).requires_grad_() for one in (key, value)]
         answer = kernel_regression(query, *pairs, kernel="gaussian", slope=slope)
         grads.append(torch.autograd.grad(answer.square().sum(), pairs))
     assert_within(*grads, REORDERED_FLOAT64)
@@ -98,10 +94,6 @@ def test_a_plan_for_a_gpu_does_as_the_gpu(monkeypatch):
     monkeypatch.setattr(devices, "_imagined_type", "cpu")
     monkeypatch.setattr(torch, "get_num_threads", lambda: H + 1)
     assert shared_pairs.is_one_sequence(call), "whatever machine plans"
-
-
-def spread(*pairs):
-    return [one.expand(B, -1, -1, -1) for one in pairs]
 
 
 def test_an_interceptor_sees_pairs_for_each():
