@@ -88,17 +88,6 @@ def test_a_text_that_has_changed_since_the_training_is_said(done, run_folder, co
     assert "has changed" not in done("eval", run, "--data", text)[1]
 
 
-def test_a_text_shorter_than_a_context_names_the_option(refused, run_folder):
-    advice = "Use more text or a smaller context (data.context of a recipe, --context of eval)."
-    refused(advice, "eval", run_folder, "--context", 10**6)
-
-
-def test_a_split_of_files_is_refused(refused, run_folder, corpus):
-    message = f"eval: --split must be left out for {corpus}, which has no splits; got 'test'"
-    refused(message, "eval", run_folder, "--split", "test")
-    refused(message, "eval", run_folder, "--split", "test", "--data", corpus)
-
-
 def test_files_are_read_by_their_endings_where_these_are_not_the_runs(tessera, refused, run_folder, corpus, tmp_path):
     """A run that was trained on JSON lines reads a book, and one that was trained on a book reads JSON lines."""
     text, rows = corpus.read_text(), tmp_path / "rows.jsonl"
@@ -228,12 +217,6 @@ def test_a_model_that_sees_what_it_predicts_is_refused(refused, run_folder, corp
     text = ("--data", corpus, "--context", 16)
     for command in (("eval", tmp_path, *text), ("generate", tmp_path, "--prompt", "a")):
         refused("must see no later token when it predicts one; got BertLMHeadModel", *command)
-
-
-def test_options_of_tasks_are_refused_elsewhere(refused, run_folder):
-    for option in ("--examples", "--seed"):
-        refused(f"{option} must be left out", "eval", run_folder, option, 3)
-        refused(f"{option} must be left out", "eval", run_folder, "--tasks", "arc_easy", option, 3)
 
 
 def test_a_task_of_other_words_is_refused(done, refused, tmp_path):

@@ -71,11 +71,6 @@ def test_prompts_that_cannot_be_read(refused, run_folder, tmp_path, content, mes
     refused(message, "generate", run_folder, "--prompts", tmp_path / "prompts.txt")
 
 
-def test_a_prompt_is_needed_once(refused, run_folder):
-    for options in ((), ("--prompt", "a", "--prompts", "stories")):
-        refused("tessera generate: ", "generate", run_folder, *options)
-
-
 @pytest.mark.parametrize("sampling", [("--temperature", 0), ("--seed", 3)])
 def test_prompt_lookup_writes_the_same(tessera, run_folder, monkeypatch, sampling):
     options = ("generate", run_folder, "--prompt", "to and fro, to and fro, to", "--max-new-tokens", 30, *sampling)

@@ -133,13 +133,28 @@ def test_info_of_a_recipe_counts_the_words_of_its_task_and_the_positions_of_its_
     assert json.loads(out)["parameters"] == trained.num_parameters()
 
 
+NO_SPLITS = "eval: --split must be left out for {corpus}, which has no splits; got 'test'"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["generate", "{run}", "--prompt", ""], "the prompt must hold at least one token"),
         (["generate", "nowhere", "--prompt", "a"], "nowhere: no such folder"),
+        (["generate", "{run}"], "tessera generate: "),
+        (["generate", "{run}", "--prompt", "a", "--prompts", "stories"], "tessera generate: "),
         (["eval", "{run}", "--data", "nowhere.txt"], "'nowhere.txt': no such text file"),
         (["eval", "{run}", "--context", "1"], "--context must be at least 2"),
+        (
+            ["eval", "{run}", "--context", "1000000"],
+            "Use more text or a smaller context (data.context of a recipe, --context of eval).",
+        ),
+        (["eval", "{run}", "--split", "test"], NO_SPLITS),
+        (["eval", "{run}", "--split", "test", "--data", "{corpus}"], NO_SPLITS),
+        (["eval", "{run}", "--examples", "3"], "--examples must be left out"),
+        (["eval", "{run}", "--seed", "3"], "--seed must be left out"),
+        (["eval", "{run}", "--tasks", "arc_easy", "--examples", "3"], "--examples must be left out"),
+        (["eval", "{run}", "--tasks", "arc_easy", "--seed", "3"], "--seed must be left out"),
         (["info", "nowhere"], "recipe nowhere: no such file"),
         (["info", "{run}", "model.num_layers=2"], "must be left out for a model folder"),
         (["train", "tiny", "training.stps=3"], "Did you mean 'steps'"),
@@ -149,8 +164,9 @@ def test_info_of_a_recipe_counts_the_words_of_its_task_and_the_positions_of_its_
         (["plan", "tiny", "--peak-flops", "-1"], "--peak-flops must be above 0"),
     ],
 )
-def test_mistakes_are_one_line_and_status_2(refused, run_folder, arguments, message):
-    refused(message, *(argument.format(run=run_folder) for argument in arguments))
+def test_mistakes_are_one_line_and_status_2(refused, run_folder, corpus, arguments, message):
+    words = (argument.format(run=run_folder, corpus=corpus) for argument in arguments)
+    refused(message.format(corpus=corpus), *words)
 
 
 @pytest.mark.parametrize("verb", [["generate", "--prompt", "Once"], ["eval", "--sequences", "1"]])
