@@ -121,23 +121,23 @@ def test_a_checkpoint_that_leaks_the_future_is_refused():
     refused("lets the future leak", from_reference, "sparse-kernel-regression", published, description["constructor"])
 
 
-def test_what_cannot_be_rebuilt_is_refused_with_the_reason():
+@pytest.mark.parametrize(
+    ("source", "change", "message"),
+    [
+        ("memory-mosaics", {"v_shift": 2}, "v_shift must be 1"),
+        ("memory-mosaics", {"k_kernel_size": 3}, "k_kernel_size must be 1"),
+        ("memory-mosaics", {"v_kernel_size": 3}, "v_fe_type, v_kernel_size"),
+        ("memory-mosaics", {"n_heads": 4}, "unknown argument 'n_heads'. Did you mean 'n_head'"),
+        ("memory-mosaics", {"n_layer": 3}, "'blocks.2.ln1.weight' is missing"),
+        ("memory-mosaics", {"n_layer": 1}, "unexpected tensors: 'blocks.1"),
+        ("memory-mosaics", {"n_embd": 64}, "must have shape"),
+        ("memory-mosaic", {}, "unknown reference source 'memory-mosaic'. Did you mean 'memory-mosaics'"),
+        ("sparse-kernel-regression", {"method": "quartic"}, "method must be softmax or"),
+    ],
+)
+def test_what_cannot_be_rebuilt_is_refused_with_the_reason(source, change, message):
     _, description, published = golden("A_library", "A1_lowr_nobias_pmem1")
-    arguments = description["constructor"]
-    for change, message in (
-        ({"v_shift": 2}, "v_shift must be 1"),
-        ({"k_kernel_size": 3}, "k_kernel_size must be 1"),
-        ({"v_kernel_size": 3}, "v_fe_type, v_kernel_size"),
-        ({"n_heads": 4}, "unknown argument 'n_heads'. Did you mean 'n_head'"),
-        ({"n_layer": 3}, "'blocks.2.ln1.weight' is missing"),
-        ({"n_layer": 1}, "unexpected tensors: 'blocks.1"),
-        ({"n_embd": 64}, "must have shape"),
-    ):
-        refused(message, from_reference, "memory-mosaics", published, {**arguments, **change})
-    unknown = "unknown reference source 'memory-mosaic'. Did you mean 'memory-mosaics'"
-    refused(unknown, from_reference, "memory-mosaic", published, arguments)
-    arguments = {**arguments, "method": "quartic"}
-    refused("method must be softmax or", from_reference, "sparse-kernel-regression", published, arguments)
+    refused(message, from_reference, source, published, {**description["constructor"], **change})
 
 
 def test_convolutions_of_another_width_are_refused():

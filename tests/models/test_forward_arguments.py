@@ -40,10 +40,20 @@ def model(request):
         ({"labels": torch.ones(2, 11, dtype=torch.long)}, r"labels must be \(2, 12\); got \(2, 11\)"),
         ({"labels": torch.ones(2, 12)}, "labels must be integers; got torch.float32"),
         ({"inputs_embeds": torch.ones(2, 12, 16)}, "input_ids or inputs_embeds must be given; got both"),
+        (
+            {"input_ids": None, "inputs_embeds": torch.ones(2, 12, 3)},
+            r"inputs_embeds must be \(B, T, \d+\); got \(2, 12, 3\)",
+        ),
+        (
+            {"input_ids": tokens() + 269},
+            r"input_ids must lie in 0\.\.269 \(vocab_size 270\); got values from .* to [3-5]\d\d",
+        ),
+        ({"input_ids": tokens()[:, :0]}, "at least one token"),
+        ({"input_ids": tokens()[0]}, r"input_ids must be \(B, T\)"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(model, keywords, message):
-    refused(message, model, tokens(), **keywords)
+    refused(message, model, **{"input_ids": tokens(), **keywords})
 
 
 def test_labels_of_fewer_bits_are_the_same_labels(model):
@@ -57,15 +67,6 @@ def test_keywords_that_ask_for_nothing_pass(model):
     ids = tokens()
     logits = model(ids, output_attentions=False, output_router_logits=None, is_causal=True).logits
     close(logits, model(ids).logits)
-
-
-def test_ids_that_are_no_text_are_refused(model):
-    refused(
-        r"input_ids must lie in 0\.\.269 \(vocab_size 270\); got values from .* to [3-5]\d\d", model, tokens() + 269
-    )
-    refused("at least one token", model, tokens()[:, :0])
-    refused(r"input_ids must be \(B, T\)", model, tokens()[0])
-    refused(r"inputs_embeds must be \(B, T, \d+\); got \(2, 12, 3\)", model, inputs_embeds=torch.ones(2, 12, 3))
 
 
 @pytest.mark.parametrize("name", STACKS)
