@@ -92,34 +92,33 @@ def test_every_memory_is_listed_with_what_came_of_it(opened):
     assert page.get_by_label("shown memory").input_value() == "2"
 
 
-def test_two_models_side_by_side(opened):
-    one, other = mosaic_trace(), mosaic_trace(kernel="gaussian")
-    page = opened(one, other)
+SHORTER = {"text": "a dog ran to the dog."}
+SIDES = {  # the traces, the token that is chosen in each of the texts, and what the two sides show of which trace
+    "models": ([{}, {"kernel": "gaussian"}], {0: 30}, [(0, 30, 0), (1, 30, 0)]),
+    "texts": ([{}, SHORTER], {0: 40, 1: 9}, [(0, 40, 0), (1, 9, 0)]),
+    "heads": ([{}], {1: 30}, [(0, 30, 0), (0, 30, 1)]),
+}
+
+
+@pytest.mark.parametrize(("traces", "chosen", "shown"), SIDES.values(), ids=SIDES)
+def test_two_side_by_side(opened, traces, chosen, shown):
+    """A token is chosen in its own text alone, also where the other text is shorter."""
+    traces = [mosaic_trace(**options) for options in traces]
+    page = opened(*traces)
     page.get_by_role("tab", name="Compare").click()
     assert page.locator(".text").count() == 2
-    page.locator(".text").nth(0).locator("[data-token='30']").click()
-    for side, trace in enumerate((one, other)):
-        pairs, _ = trace.memories[0].recalled(30, 0)
-        shown = page.locator(".side").nth(side).locator(".recalled tr")
-        assert shown.count() == min(40, len(pairs))
-
-
-def test_two_texts_side_by_side(opened):
-    """A token is chosen in its own text alone, also where the other text is shorter."""
-    one, other = mosaic_trace(), mosaic_trace(text="a dog ran to the dog.")
-    page = opened(one, other)
-    page.get_by_role("tab", name="Compare").click()
-    page.locator(".text").nth(0).locator("[data-token='40']").click()
-    page.locator(".text").nth(1).locator("[data-token='9']").click()
-    assert [page.locator(".side").nth(side).locator("h2").inner_text()[:8] for side in (0, 1)] == [
-        "Token 40",
-        "Token 9:",
-    ]
+    for text, token in chosen.items():
+        page.locator(".text").nth(text).locator(f"[data-token='{token}']").click()
+    for place, (trace, token, head) in enumerate(shown):
+        side, (pairs, _) = page.locator(".side").nth(place), traces[trace].memories[0].recalled(token, head)
+        assert side.locator("h2").inner_text().startswith(f"Token {token}:")
+        assert side.locator(".recalled tr").count() == min(40, len(pairs))
+        assert f"{len(pairs)} of {token} stored pairs" in side.locator(".summary").inner_text()
 
 
 def test_what_is_followed_is_shown_in_its_own_trace(opened):
     """Of two texts the shorter one is second; it was the first that was shown, or nothing."""
-    one, other = mosaic_trace(), mosaic_trace(text="a dog ran to the dog.")
+    one, other = mosaic_trace(), mosaic_trace(**SHORTER)
     page = opened(one, other)
     show = lambda name: page.get_by_role("tab", name=name).click()  # noqa: E731
     show("Compare")
@@ -150,16 +149,6 @@ def test_a_pair_that_every_token_of_a_long_text_recalled(opened):
     page = opened(mosaic_trace())
     assert page.evaluate(drawn) == 325
     assert page.evaluate(drawn.replace("querySelectorAll('.stem').length", "innerHTML")).count("token 199999 ") == 1
-
-
-def test_two_heads_side_by_side(opened):
-    trace = mosaic_trace()
-    page = opened(trace)
-    page.get_by_role("tab", name="Compare").click()
-    page.locator(".text").nth(1).locator("[data-token='30']").click()
-    for side in (0, 1):
-        pairs, _ = trace.memories[0].recalled(30, side)
-        assert f"{len(pairs)} of 30 stored pairs" in page.locator(".side").nth(side).locator(".summary").inner_text()
 
 
 def test_segments_of_armt(opened):
