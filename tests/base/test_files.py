@@ -132,5 +132,4 @@ def test_a_file_in_a_folder_without_permission_is_not_called_a_wrong_name(tmp_pa
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "is_file", failing)
-    with pytest.raises(TesseraError, match=r"which cannot be read \(Permission denied\)"):
-        expect_plain_file(tmp_path / "memory", "ask", "--memory")
+    refused(r"which cannot be read \(Permission denied\)", expect_plain_file, tmp_path / "memory", "ask", "--memory")

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from tessera.base.errors import TesseraError
 from tessera.kernels import (
     Biweight,
     Epanechnikov,
@@ -190,6 +189,12 @@ def test_no_pairs(triton_device):
     assert torch.equal(actual, torch.zeros_like(query))
 
 
+def example_call(**changes):
+    three = torch.zeros(1, 1, 3, 4)
+    arguments = {"query": three, "key": three, "value": three, "kernel": Biweight(), "slope": torch.ones(())}
+    return Call(**{**arguments, **changes})
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -199,24 +204,16 @@ def test_no_pairs(triton_device):
     ],
 )
 def test_refusals(triton_device, change, reason):
-    three = torch.zeros(1, 1, 3, 4)
-    call = Call(
-        **({"query": three, "key": three, "value": three, "kernel": Biweight(), "slope": torch.ones(())} | change)
-    )
-    refused(f"backend 'triton' cannot run this call: .*{reason}", choose_backend, call, "triton")
+    refused(f"backend 'triton' cannot run this call: .*{reason}", choose_backend, example_call(**change), "triton")
 
 
 def test_cpu_tensors_are_refused_without_the_interpreter(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    three = torch.zeros(1, 1, 3, 4)
-    with pytest.raises(TesseraError, match="Triton kernels need a CUDA device"):
-        choose_backend(Call(three, three, three, Biweight(), torch.ones(())), "triton")
+    refused("Triton kernels need a CUDA device", choose_backend, example_call(), "triton")
 
 
 def test_the_interpreter_is_never_preferred(triton_device):
-    three = torch.zeros(1, 1, 3, 4)
-    chosen = choose_backend(Call(three, three, three, Biweight(), torch.ones(()), window=Window()))
-    assert chosen.__name__.endswith("chunked")
+    assert choose_backend(example_call(window=Window())).__name__.endswith("chunked")
 
 
 # At real sizes, on a GPU. tf32x3 keeps 21 bits; half types a few spacings of the largest entry.
