@@ -39,7 +39,7 @@ def continued_documents(x: Float[Tensor, "B T ..."], state: Continues | None, do
     if documents is not None and documents.dtype in UNSIGNED:
         expect(False, "memory", "documents", "be of a type with a sign", documents.dtype, "Give documents.long().")
     if documents is None and state is not None and state.document is not None:
-        return state.document.expand(-1, x.shape[1])
+        return state.document.clamp(min=0).expand(-1, x.shape[1])  # behind padding alone a text starts
     return documents
 
 

@@ -11,6 +11,7 @@ from tessera.base.arguments import explains_mistakes
 from tessera.base.errors import expect, head_width
 from tessera.base.shapes import Documents, Hidden, Int
 from tessera.base.state import State
+from tessera.memories.padded_rows import takes_padding_anywhere
 from tessera.ops.float16_autocast import widened
 from tessera.ops.gated_linear_attention import LinearAttentionState, gated_linear_attention
 
@@ -39,6 +40,8 @@ class LinearAttentionMemory(nn.Module):
             normalised per head and gated (Yang et al. 2024, section 4.4).
     """
 
+    padding_is_in_front = False
+
     def __init__(self, hidden_size: int, num_heads: int, variant: str):
         super().__init__()
         expect(variant in VARIANTS, type(self).__name__, "variant", "be one of " + ", ".join(VARIANTS), repr(variant))
@@ -57,6 +60,7 @@ class LinearAttentionMemory(nn.Module):
             self.decay = nn.Sequential(nn.Linear(hidden_size, GATE_RANK, bias=False), nn.Linear(GATE_RANK, keys))
 
     @explains_mistakes
+    @takes_padding_anywhere
     def forward(
         self, x: Hidden, state: RecurrentState | None = None, documents: Documents = None, keep_state: bool = False
     ) -> tuple[Hidden, RecurrentState | None]:

@@ -15,6 +15,7 @@ from tessera.base.state import State
 from tessera.kernels import Entmax, Kernel
 from tessera.layers.bandwidth import LearnedAlpha
 from tessera.memories.documents import continued_carry, continued_documents, last_document, stored_documents
+from tessera.memories.padded_rows import takes_padding_anywhere
 from tessera.ops.gated_average import GatedAverageState
 from tessera.ops.kernel_regression import Window, kernel_regression
 from tessera.ops.unit_norm import unit_norm
@@ -57,6 +58,8 @@ class PairMemory(nn.Module):
         window: the pairs that a query sees. norm_eps: `v / (|v| + norm_eps)`. weight_dropout: of the weights.
     """
 
+    padding_is_in_front = False
+
     def __init__(
         self,
         kernel: Kernel,
@@ -91,10 +94,10 @@ class PairMemory(nn.Module):
         """What the memory recalls at each step of `x` (B, T, hidden): (B, T, hidden), and the state after the last.
 
         `state` continues an earlier call. `documents` (B, T): pairs are recalled within their document only, and
-        steps of negative documents (padding) store nothing; a document's steps are contiguous. The state is returned
-        when `keep_state` is set.
+        steps of negative documents (padding) are passed over; but for these a document's steps are contiguous. The
+        state is returned when `keep_state` is set.
         """
-        return self.recall(x, state, documents, keep_state, self.window)
+        return self.recall(x, state, documents, keep_state, self.window.delay)
 
     def begun_with(
         self, keys: Float[Tensor, "B H N K"], values: Float[Tensor, "B H N V"], document: Int[Tensor, "B 1"]
@@ -119,10 +122,17 @@ class PairMemory(nn.Module):
         extractor: Any = self.key_extractor
         return extractor.num_heads, extractor.projection.out_features
 
+    @takes_padding_anywhere
     def recall(
-        self, x: Hidden, state: PairMemoryState | None, documents: Documents, keep_state: bool, window: Window
+        self,
+        x: Hidden,
+        state: PairMemoryState | None,
+        documents: Documents,
+        keep_state: bool,
+        delay: int | Int[Tensor, " B"],
     ) -> tuple[Hidden, PairMemoryState | None]:
-        """`forward` with `window` in place of the memory's own."""
+        """`forward` with `delay` in place of the window's own."""
+        window = Window(delay, self.window.span)
         if x.dim() != 3 or x.shape[1] == 0:
             expect(False, type(self).__name__, "x", "be (B, T, hidden), T >= 1", tuple(x.shape))
         documents = continued_documents(x, state, documents)

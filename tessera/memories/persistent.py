@@ -15,6 +15,7 @@ from tessera.layers.bandwidth import Bandwidth, LearnedAlpha
 from tessera.layers.key_extractors import LeakyKeyExtractor
 from tessera.layers.linear import ScaledOutput
 from tessera.memories.documents import continued_carry, continued_documents
+from tessera.memories.padded_rows import takes_padding_anywhere
 from tessera.ops.kernel_regression import kernel_regression
 
 
@@ -32,6 +33,8 @@ class PersistentMemory(nn.Module):
     Queried with a key made by its own key extractor. Stored keys are not normalised. Several independent banks are
     averaged.
     """
+
+    padding_is_in_front = False
 
     def __init__(
         self,
@@ -65,6 +68,7 @@ class PersistentMemory(nn.Module):
             self.slot_values.normal_(0.0, std)
 
     @explains_mistakes
+    @takes_padding_anywhere
     def forward(
         self, x: Hidden, state: PersistentState | None = None, documents: Documents = None, keep_state: bool = False
     ) -> tuple[Hidden, PersistentState | None]:

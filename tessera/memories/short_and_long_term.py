@@ -60,4 +60,4 @@ class LongTermMemory(GatedMemory):
         delay: int | Int[Tensor, " B"] = 1,
     ) -> tuple[Hidden, PairMemoryState | None]:
         """See `PairMemory.forward`. `delay`: m, one for all or one per sequence (B,)."""
-        return self.recall(x, state, documents, keep_state, Window(delay=delay))
+        return self.recall(x, state, documents, keep_state, delay)

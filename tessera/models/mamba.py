@@ -10,8 +10,8 @@ from transformers.models.mamba.modeling_mamba import MambaMixer
 
 from tessera.base.devices import is_transformed
 from tessera.base.errors import expect
+from tessera.memories.padded_rows import is_between_tokens
 from tessera.models.forward_arguments import expect_rows
-from tessera.models.padded_rows import is_between_tokens
 from tessera.ops.selective_scan import selective_scan
 
 ADVICE = "Read such rows one at a time."

@@ -17,6 +17,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from tessera.base.errors import expect
 from tessera.kernels import Kernel
 from tessera.layers.linear import is_plain_linear
+from tessera.memories.padded_rows import LayersRead, is_between_tokens, read_each_document, read_rows, without_gaps
 from tessera.models.drafted_generation import DraftedGeneration
 from tessera.models.fingerprint import Fingerprint
 from tessera.models.forward_arguments import (
@@ -30,7 +31,6 @@ from tessera.models.forward_arguments import (
 )
 from tessera.models.lazy_logits import LazyLogits, LazyOutput
 from tessera.models.loss_per_item import count_of_labels, loss_per_item, summed_loss
-from tessera.models.padded_rows import LayersRead, is_between_tokens, read_each_document, read_rows, without_gaps
 from tessera.models.saving.beside_weights import SavesWithCode
 from tessera.models.stack_state import Prefix, StackState, last_document, read_documents
 from tessera.ops.kernel_regression import Call, intercepted, reference
@@ -156,6 +156,10 @@ class StackModel(StackPreTrainedModel):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(self.layer_class(config) for _ in range(config.num_layers))
+        memory: Any
+        for memory in self.layers.modules():
+            if hasattr(memory, "padding_is_in_front"):
+                memory.padding_is_in_front = True  # `read_rows` moves it, once for all layers
         self.norm = self.make_norm(config)
         self.gradient_checkpointing = False
         self._fingerprint = Fingerprint()

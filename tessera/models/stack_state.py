@@ -9,11 +9,11 @@ from torch import Tensor
 
 from tessera.base.errors import expect
 from tessera.base.state import State, first_tensor
+from tessera.memories.padded_rows import in_order, padding_first
 from tessera.memories.pair_memory import PairMemoryState
 from tessera.models.fingerprint import expect_same_model
 from tessera.models.forking import PastValue
 from tessera.models.forward_arguments import demand, expect_rows, new_steps
-from tessera.models.padded_rows import in_order, padding_first
 
 
 @dataclass(frozen=True)

@@ -170,9 +170,9 @@ def packing(case: MemoryCase) -> None:
 
 @torch.no_grad()
 def padding(case: MemoryCase) -> None:
-    """Padding on either side, of another width in each sequence, changes no answer; a state behind it goes on.
+    """Padding anywhere, of another width in each sequence, changes no answer and no state.
 
-    What was read without documents is document 0.
+    What was read without documents is document 0, and what is read without them goes on with the last.
     """
     if not case.has_documents:
         return
@@ -180,20 +180,32 @@ def padding(case: MemoryCase) -> None:
     _, state = memory(x[:, :10], keep_state=True)
     rest = memory(x[:, 10:], state, torch.zeros(BATCH, STEPS - 10, dtype=torch.long))[0]
     _check_close(rest, memory(x)[0][:, 10:], "a state without documents is not of document 0")
-    for side in ("left", "right"):
+    for place, first in {"in front of": 0, "inside": 8, "behind": None}.items():
         documents = torch.zeros(BATCH, STEPS, dtype=torch.long)
         for row, width in enumerate((0, 3, 9)):
-            documents[row, slice(0, width) if side == "left" else slice(STEPS - width, STEPS)] = -1
-        answers, state = memory(x, documents=documents, keep_state=True)
-        more = memory(x[:, :2], state, torch.zeros(BATCH, 2, dtype=torch.long))[0]
-        for row in range(BATCH):
-            real = documents[row] == 0
-            text = x[row : row + 1, real]
-            expected, alone = memory(text, keep_state=True)
-            _check_close(answers[row : row + 1, real], expected, f"padding on the {side} changes answers")
-            if side == "left":
+            begin = STEPS - width if first is None else first
+            documents[row, begin : begin + width] = -1
+        unkept = memory(x, documents=documents)[0]
+        for sizes in CUTS:
+            state, pieces = None, []
+            for piece, ids in zip(x.split(sizes, 1), documents.split(sizes, 1)):
+                answers, state = memory(piece, state, ids, keep_state=True)
+                pieces.append(answers)
+            answers = torch.cat(pieces, 1)
+            known = memory(x[:, :2], state, torch.zeros(BATCH, 2, dtype=torch.long))[0]
+            unknown = memory(x[:, :2], state)[0]
+            for row in range(BATCH):
+                real = documents[row] == 0
+                expected, alone = memory(x[row : row + 1, real], keep_state=True)
+                read = f"padding {place} a document, read in pieces of {sizes},"
+                _check_close(answers[row : row + 1, real], expected, f"{read} changes answers")
+                _check_close(unkept[row : row + 1, real], expected, f"padding {place} a document changes answers")
                 continued = memory(x[row : row + 1, :2], alone)[0]
-                _check_close(more[row : row + 1], continued, "a state behind padding does not go on")
+                _check_close(known[row : row + 1], continued, f"{read} changes the state")
+                _check_close(unknown[row : row + 1], continued, f"{read} changes which document is the last")
+    nothing = torch.full_like(documents, -1)
+    _, state = memory(x, documents=nothing, keep_state=True)
+    _check_close(memory(x, state)[0], memory(x)[0], "behind padding alone a text does not start with document 0")
 
 
 @torch.no_grad()

@@ -228,8 +228,18 @@ def keeps_nothing(new):
 class KeepsMoreThanItsWindow(ContextualMemory):
     """Reads as a short-term memory, whose older pairs are never seen again."""
 
-    def recall(self, x, state, documents, keep_state, window):
-        return super().recall(x, state, documents, keep_state, Window(span=6))
+    def forward(self, x, state=None, documents=None, keep_state=False):
+        _, kept = super().forward(x, state, documents, keep_state)
+        self.window = Window(span=6)
+        answers, _ = super().forward(x, state, documents)
+        self.window = Window()
+        return answers, kept
+
+
+class ForgetsBehindPadding(ContextualMemory):
+    """Takes padding in front of a row alone, as the memories of a model do."""
+
+    padding_is_in_front = True
 
 
 def single_step(self, x, state, documents):
@@ -273,6 +283,7 @@ WRONG = {  # a memory, and the laws that find it out
         with_documents(lambda self, x, state, documents: None if self.training else documents), "packing"
     ),
     "forgets padding": (with_documents(lambda self, x, state, documents: documents.clamp(min=0)), "padding"),
+    "forgets behind padding": (ForgetsBehindPadding, "padding"),
     "writes into its state": (wrong(forward=writes_into_its_state), "state_is_a_value"),
     "hides its state": (HidesState, "state_is_a_value"),
     "knows its states": (KnowsItsStates, "saving"),

@@ -68,3 +68,14 @@ def test_steps_without_documents_continue_the_last_one():
     state = SimpleNamespace(carry=None, document=torch.tensor([[4], [5]]))
     assert continued_documents(torch.zeros(2, 3, 1), state, None).tolist() == [[4, 4, 4], [5, 5, 5]]
     assert continued_documents(torch.zeros(2, 3, 1), None, None) is None
+
+
+def test_behind_a_state_each_row_keeps_its_delay_wherever_its_padding_lies():
+    long, x = LongTermMemory(8, 2, "gaussian").double().eval(), torch.randn(3, 12, 8, dtype=torch.float64)
+    _, state = long(x[:, :6], keep_state=True)
+    documents = torch.tensor([[0, 0, 0, 0, -1, -1], [0, -1, 0, 0, 0, 0], [0, 0, 0, 0, 0, -1]])
+    answers, _ = long(x[:, 6:], state, documents, keep_state=True, delay=torch.tensor([1, 2, 4]))
+    for row, delay in enumerate((1, 2, 4)):
+        real, alone = documents[row] >= 0, state.select_batch(torch.tensor([row]))
+        expected, _ = long(x[row : row + 1, 6:][:, real], alone, delay=delay)
+        torch.testing.assert_close(answers[row : row + 1, real], expected)

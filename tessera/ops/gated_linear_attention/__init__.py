@@ -68,7 +68,7 @@ def gated_linear_attention(
     got = tuple(state.matrix.shape)
     expect(got == needed, where, "state", f"have a matrix {needed}", got)
     if documents is None:
-        documents = state.document.expand(batch, steps)
+        documents = state.document.clamp(min=0).expand(batch, steps)
     decay = torch.zeros_like(key) if log_decay is None else log_decay.expand_as(key)
     dtype, state = value.dtype, state.to(precise)
     query, key, value, decay = (tensor.to(precise) for tensor in (query, key, value, decay))

@@ -1,16 +1,24 @@
 """Rows with padding between their tokens, read as if it were not there, and packed documents behind a prefix.
 
-Layers take padding in front of a row's tokens, and behind them where no state is kept. Everything else is brought into
-the first form: each row's padding is moved to its front, and rows that go on behind a state are read without any.
+What memories and layers compute takes padding in front of a row's tokens, and behind them where no state is kept.
+Everything else is brought into the first form: each row's padding is moved to its front, and rows that go on behind a
+state are read without any. A model does so once for all its layers.
 A prefix stands in front of each document, as many steps before it as windows and delays count: documents become rows.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+
+from tessera.base.devices import has_values, is_transformed
+from tessera.base.errors import expect
+from tessera.base.state import State, first_tensor
+
+Function = TypeVar("Function", bound=Callable)
 
 
 class LayersRead(NamedTuple):
@@ -18,6 +26,13 @@ class LayersRead(NamedTuple):
 
     inputs: tuple[Tensor, ...]
     states: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class HeldByMemory(State):
+    """A memory's state as that of a stack of one layer, and the rest of what it is called with, row by row."""
+
+    layers: tuple[Any, ...]
 
 
 # of hidden (B, T, hidden), the layers' states before, if any, and documents (B, T)
@@ -61,9 +76,9 @@ def read_rows(read: ReadLayers, hidden: Tensor, past: Any, documents: Tensor, ke
 
     A compiled program cannot look where it lies: without `past` it always moves it, behind `past` never.
     """
-    is_compiling = torch.compiler.is_compiling()
-    moves = is_compiling or is_between_tokens(documents, past is not None, keeps_state)
-    if not moves or (is_compiling and past is not None):
+    is_unknown = torch.compiler.is_compiling() or is_transformed() or not has_values(documents)
+    moves = is_unknown or is_between_tokens(documents, past is not None, keeps_state)
+    if not moves or (is_unknown and past is not None):
         return read(hidden, None if past is None else past.layers, documents)
     if past is None:
         return _read_padding_first(read, hidden, documents)
@@ -120,3 +135,31 @@ def _read_apart(
         return LayersRead(tuple(inputs), ())
     after = type(past).joined(states).select_batch(torch.cat(groups).argsort())
     return LayersRead(tuple(inputs), after.layers)
+
+
+def takes_padding_anywhere(read: Function) -> Function:
+    """Decorate a memory's `read(x, state, documents, keep_state, *more)`, which takes padding in front.
+
+    Not in a model, which has brought its rows into that form: there `padding_is_in_front` is set.
+    """
+
+    @wraps(read)
+    def anywhere(
+        memory: Any, x: Tensor, state: Any = None, documents: Any = None, keep_state: bool = False, *more: Any
+    ) -> tuple[Tensor, Any]:
+        if documents is None or memory.padding_is_in_front:
+            return read(memory, x, state, documents, keep_state, *more)
+
+        def read_padding_first(x: Tensor, held: tuple[Any, ...] | None, documents: Tensor) -> LayersRead:
+            before, *rest = (None, *more) if held is None else held
+            answers, after = read(memory, x, before, documents, keep_state, *rest)
+            return LayersRead((answers,), (after, *rest))
+
+        held = None if state is None else first_tensor(state)
+        if held is not None:
+            expect(len(held) == len(x), type(memory).__name__, "state", f"have {len(x)} rows, as x", len(held))
+        past = None if state is None else HeldByMemory((state, *more))
+        answers, states = read_rows(read_padding_first, x, past, documents, keep_state)
+        return answers[0], states[0] if keep_state else None
+
+    return anywhere  # type: ignore[return-value]
