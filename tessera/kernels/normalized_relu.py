@@ -11,6 +11,8 @@ from tessera.base.errors import expect
 from tessera.kernels.base import KERNELS, AnyShape, Rows, Statistics
 from tessera.kernels.rows import RowKernel, Workspace
 
+SHRINK = 2.0**-24
+
 
 @KERNELS.register("normalized_relu")
 @dataclass(frozen=True)
@@ -35,12 +37,17 @@ class NormalizedReLU(RowKernel):
         is_valid = isinstance(self.min_total, int | float) and 0 <= self.min_total < float("inf")
         expect(is_valid, "kernel 'normalized_relu'", "min_total", "be a finite number of at least 0", self.min_total)
 
+    @property
+    def score_scale(self) -> float:
+        """A power of two, which changes no weight: sums of scores near the largest number of float32 would overflow."""
+        return SHRINK
+
     def affine(self, inverse_bandwidth: AnyShape) -> tuple[AnyShape, AnyShape | None]:
         """Slope `2 beta`, intercept `1 - 2 beta`: the response `1 - |u|^2 / h^2` of unit keys, before rectification."""
         return 2 * inverse_bandwidth, 1 - 2 * inverse_bandwidth
 
     def forward(self, scaled: Rows, workspace: Workspace) -> tuple[Rows, Statistics]:
-        """Rectified scores over their sum, uniform where none is positive; statistics: the sum."""
+        """Rectified scores over their sum, uniform where none is positive; statistics: the sum, scaled."""
         lacking = _is_nothing(scaled.amax(-1))
         pairs = _pairs(scaled, lacking)
         weights = scaled.clamp_(min=0)
@@ -55,12 +62,12 @@ class NormalizedReLU(RowKernel):
         support = torch.sign(scaled.clamp_(min=0), out=workspace.empty_like(scaled))
         weights = self._normalized(scaled, total, lacking, pairs)
         mean = torch.mul(weights, grad, out=workspace.empty_like(grad)).sum(-1, keepdim=True)
-        mean.masked_fill_(total < self.min_total, 0.0)  # there the divisor is a constant
-        grad.sub_(mean).mul_(support).mul_(self._scale(total))
+        mean.masked_fill_(total < SHRINK * self.min_total, 0.0)  # there the divisor is a constant
+        grad.sub_(mean).mul_(support).mul_(self._scale(total) * SHRINK)
         return weights, grad
 
     def _scale(self, total: Tensor) -> Tensor:
-        return total.clamp_min(self.min_total).reciprocal_().masked_fill_(_is_nothing(total), 0.0)
+        return total.clamp_min(SHRINK * self.min_total).reciprocal_().masked_fill_(_is_nothing(total), 0.0)
 
     def _normalized(self, responses: Tensor, total: Tensor, lacking: Tensor, pairs: Tensor) -> Tensor:
         weights = responses.mul_(self._scale(total))
@@ -72,7 +79,7 @@ class NormalizedReLU(RowKernel):
 
     def score_floor(self, largest: AnyShape) -> AnyShape:
         """0; the uniform fall-back has no floor."""
-        return torch.zeros_like(largest).masked_fill_(_is_nothing(largest), -torch.inf)
+        return torch.zeros_like(largest).masked_fill_(_is_nothing(SHRINK * largest), -torch.inf)
 
 
 def _pairs(scaled: Tensor, lacking: Tensor) -> Tensor:

@@ -58,6 +58,18 @@ def test_huge_and_tiny_scores_in_float32(kernel, scale):
     assert bool(scores.grad.isfinite().all())
 
 
+@pytest.mark.parametrize("kernel", [NormalizedReLU(), NormalizedReLU(min_total=1e37)], ids=identifier)
+def test_scores_whose_sum_float32_does_not_hold(kernel):
+    scores = (3e38 * torch.rand(8, 200)).requires_grad_()
+    weights, above = kernel.weights(scores), torch.randn(8, 200)
+    weights.backward(above)
+    exact = scores.detach().double().requires_grad_()
+    expected = kernel.weights(exact)
+    expected.backward(above.double())
+    torch.testing.assert_close(weights.double(), expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(1e38 * scores.grad.double(), 1e38 * exact.grad, rtol=0, atol=1e-5)
+
+
 @FUNCTION
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_functions_take_any_dtype_and_dimension_absent_entries_and_nan(function, dtype):

@@ -116,6 +116,7 @@ def rectified_forward(
         tau -= load_column(intercepts, batch, head, rows, scope.num_queries)
 
     total = tl.zeros((ROWS,), tl.float32)
+    unit = tl.zeros((ROWS,), tl.float32)
     y = tl.zeros((ROWS, VALUE_BLOCK), tl.float32)
     for first in range(start, end, PAIRS):
         z = scores_of(
@@ -123,12 +124,20 @@ def rectified_forward(
             KEY_WIDTH, KEY_BLOCK, PAIRS, WINDOW, SPANNED, DOCUMENTS, PRECISION
         )  # fmt: skip
         weights = tl.maximum((z - center[:, None]) - tau[:, None], 0.0, propagate_nan=tl.PropagateNan.ALL)
+        if not ANCHORED:  # large scores would overflow in a sum or in the values' type: in units of the largest so far
+            before = unit
+            unit = tl.maximum(unit, tl.max(weights, 1))
+            divisor = tl.where(unit > 0, unit, 1.0)
+            weights = weights / divisor[:, None]
+            total = total * (before / divisor)
+            y = y * (before / divisor)[:, None]
         total += tl.sum(weights, 1)
         v = load_tile(value_start, value.row, first + tl.arange(0, PAIRS), scope.num_pairs, VALUE_WIDTH, VALUE_BLOCK)
         y = product(weights.to(v.dtype), v, y, PRECISION)
     norm = inverse(total)
     y = y * norm[:, None]
-    if not ANCHORED:  # noqa: SIM102 (one is known at compile time, the other is not)
+    if not ANCHORED:
+        norm = norm / tl.where(unit > 0, unit, 1.0)
         if tl.min(total, 0) <= 0:
             even = tl.zeros((ROWS, VALUE_BLOCK), tl.float32)
             count = tl.zeros((ROWS,), tl.float32)

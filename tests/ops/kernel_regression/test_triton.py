@@ -150,6 +150,19 @@ def test_extreme_scores(triton_device, kernel, scale):
     check(triton_device, kernel, tensors, masks)
 
 
+@pytest.mark.parametrize(("dtype", "slope"), [(torch.float32, 3e38), (torch.float16, 1e6)], ids=str)
+def test_scores_whose_sum_the_type_does_not_hold(triton_device, dtype, slope):
+    """Normalised ReLU alone sums scores as they are; in float16 the largest number is 65,504."""
+    tensors = draw(NormalizedReLU(), queries=40, pairs=40, batch=1, dtype=dtype)
+    tensors["slope"] = torch.full_like(tensors["slope"], slope)
+    tensors["intercept"] = torch.zeros_like(tensors["intercept"])
+    actual, expected = (
+        regress(NormalizedReLU(), tensors, *given, window=Window())["output"].double().cpu()
+        for given in (("triton", dtype, triton_device), ("reference", torch.float64, "cpu"))
+    )
+    torch.testing.assert_close(actual, expected, rtol=0, atol=8 * torch.finfo(dtype).eps)
+
+
 @some("kernel", [Gaussian(), Triweight(), ReLUmax()], by_default=[Triweight()], ids=lambda kernel: kernel.name)
 def test_equal_keys_average_the_values(triton_device, kernel):
     tensors = draw(kernel, queries=20, pairs=20, batch=1)
