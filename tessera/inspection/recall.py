@@ -96,7 +96,7 @@ class Recall:
         site: the memory. queries: (Q,), their positions in the text. weights: (H, Q, N) over the stored pairs, which
             sum to 1 (to 0 where no pair was seen). pairs: (N,), the number of each of them. num_pairs: (Q,), how many a
             query saw. bandwidth: (H, Q), h of the kernel, in units of the distance between query and key; None for
-            attention.
+            attention. kernel: that made the weights; None: softmax.
     Pairs are numbered as in `MemoryTrace`; pair i of a persistent memory is slot i (of all its banks).
     """
 
@@ -106,6 +106,7 @@ class Recall:
     pairs: Tensor
     num_pairs: Tensor
     bandwidth: Tensor | None = None
+    kernel: Kernel | None = None
 
 
 def recall_weights(
@@ -118,9 +119,9 @@ def recall_weights(
     """The weights of chosen queries over the stored pairs, for every memory or attention of `model`.
 
     `y_T = sum_i w_i v_i`: these are the w of the query at each position of `queries` (None: the last). Works for v1 and
-    v2, for transformers, for the base models inside ARMT, RMT and PRMT, and for anything that is built on
-    `kernel_regression`. Attention that is not computed by transformers' `AttentionInterface` (BLOOM's) makes all its
-    weights anyway, T x N; they are read from its output.
+    v2, for transformers (also with our kernels as attention), for the base models inside ARMT, RMT and PRMT, and for
+    anything that is built on `kernel_regression`. Attention that is not computed by transformers' `AttentionInterface`
+    (BLOOM's) makes all its weights anyway, T x N; they are read from its output.
 
     Args:
         input_ids: (1, T). state: what was read before: that of an earlier call of a v1 or v2 model
@@ -148,7 +149,8 @@ def _stacked(group: list[Recall]) -> Recall:
         weights[:, number, torch.searchsorted(pairs, recall.pairs)] = recall.weights[:, 0]
     queries, num_pairs = (torch.cat([getattr(recall, name) for recall in group]) for name in ("queries", "num_pairs"))
     bandwidths = [recall.bandwidth for recall in group if recall.bandwidth is not None]
-    return Recall(group[0].site, queries, weights, pairs, num_pairs, torch.cat(bandwidths, 1) if bandwidths else None)
+    bandwidth = torch.cat(bandwidths, 1) if bandwidths else None
+    return Recall(group[0].site, queries, weights, pairs, num_pairs, bandwidth, group[0].kernel)
 
 
 def observe_recalls(
@@ -251,18 +253,20 @@ class _Recorder:
             weights = torch.cat([bank.weights[0] for bank in banks], -1) / len(banks)
             seen = sum(int(bank.num_pairs[0, 0]) for bank in banks)
             offset = None if site.kind == "persistent" else calls[0].query_offset
-            self._receive(site, position, weights, offset, seen, banks[0].bandwidth[0].cpu())
+            self._receive(site, position, weights, offset, seen, banks[0].bandwidth[0].cpu(), calls[0].kernel)
 
-    def attention(self, module, query, key, value, mask, scale, answers):
+    def attention(self, module, query, key, value, mask, scale, answers, kernel):
         """See `intercepted_attention`."""
+        if self.site is self.current.site:
+            self.calls.clear()  # attention by a kernel is a kernel regression, too
         self.flush()
         if self.current.site is not None:
             self.site = site = self.current.site
             self.once(f"attention in {site.name}")
             for position in self._read_now():
                 step = torch.tensor([self.reading.part.step(position)], device=key.device)
-                weights, seen = attention_weights(query, key, mask, scale, step)
-                self._receive(site, position, weights[0], 0, int(seen[0, 0, 0].sum()))
+                weights, seen = attention_weights(query, key, mask, scale, step, kernel)
+                self._receive(site, position, weights[0], 0, int(seen[0, 0, 0].sum()), kernel=kernel)
         return answers
 
     def returned(self, module: nn.Module, weights: Tensor) -> None:
@@ -278,7 +282,14 @@ class _Recorder:
         return [position for position in self.positions if part.start <= position < part.end]
 
     def _receive(
-        self, site: Site, position: int, weights: Tensor, offset: int | None, seen: int, bandwidth: Tensor | None = None
+        self,
+        site: Site,
+        position: int,
+        weights: Tensor,
+        offset: int | None,
+        seen: int,
+        bandwidth: Tensor | None = None,
+        kernel: Kernel | None = None,
     ) -> None:
         """Hand on the weights (H, 1, N) of a query; `offset`: see `Part.pairs`, None where pairs are slots."""
         if offset is None:
@@ -287,4 +298,4 @@ class _Recorder:
             pairs = self.reading.part.pairs(weights.shape[-1], offset)
             pairs = pairs[pairs < self.reading.part.end]  # memory tokens at the end of a segment are last, and not seen
         query, count = torch.tensor([position]), torch.tensor([seen])
-        self.receive(Recall(site, query, weights[..., : len(pairs)].cpu(), pairs, count, bandwidth))
+        self.receive(Recall(site, query, weights[..., : len(pairs)].cpu(), pairs, count, bandwidth, kernel))

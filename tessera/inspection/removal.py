@@ -97,7 +97,7 @@ class _Remover:
         changed[:, heads] = 0.0 if column is None else run(_without_pair(call, column))[:, heads]
         return changed
 
-    def attention(self, module, query, key, value, mask, scale, answers):
+    def attention(self, module, query, key, value, mask, scale, answers, kernel):
         """See `intercepted_attention`."""
         place = self._place(query.shape[1], key.shape[2], 0)
         if place is None:
@@ -107,8 +107,7 @@ class _Remover:
         if column is None:
             changed[:, :, heads] = 0.0
         else:
-            query, key, value = (part[:, heads] for part in (query, key, value))
-            changed[:, :, heads] = attend_without(query, key, value, mask, scale, column)
+            changed[:, :, heads] = attend_without(query, key, value, mask, scale, column, kernel)[:, :, heads]
         return changed
 
     def _place(self, num_heads: int, count: int, query_offset: int) -> tuple[slice, int | None] | None:

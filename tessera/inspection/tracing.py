@@ -130,7 +130,7 @@ def trace_memory(model: PreTrainedModel, state: MemoryState, tokenizer: PreTrain
 def _take(recalls: dict[str, _Recalls], reading: Reading, share: float, most_pairs: int, recall: Recall) -> None:
     """Add what one memory recalled for one query."""
     kept = recalls.setdefault(recall.site.name, _Recalls())
-    everywhere = recall.site.kind == "attention" or isinstance(recall.site.module.kernel, Gaussian)
+    everywhere = recall.kernel is None or isinstance(recall.kernel, Gaussian)
     for weights in recall.weights[:, 0]:
         if everywhere:  # no sort of all pairs: behind a million it would take more memory than the weights
             values, columns = weights.topk(min(most_pairs, len(weights)))

@@ -80,8 +80,8 @@ def register() -> None:
     A model of text, or a part of one, whose attention never asks for it is refused where it is made or told so:
     transformers would go on with the attention of its own, or with none, without a word.
     """
-    for name, kernel_of in ATTENTION_KERNELS.items():
-        AttentionInterface.register(name, _attention_of(name, kernel_of))
+    for name in ATTENTION_KERNELS:
+        AttentionInterface.register(name, _attention_of(name))
         AttentionMaskInterface.register(name, attention_mask)
     PreTrainedModel._check_and_adjust_attn_implementation = _refusing_names(
         PreTrainedModel._check_and_adjust_attn_implementation
@@ -187,6 +187,13 @@ def _read_alphas(folder: Path, learned: dict[str, LearnedAlpha]) -> None:
         raise TesseraError(f"learn_alpha: {folder} must hold every head's alpha; it lacks {min(missing)}.")
 
 
+def kernel_in(module: nn.Module, heads: int, name: str) -> Kernel:
+    """The kernel by which an attention module of so many heads computes the attention `name`."""
+    config: Any = module.config
+    is_learned = name == ENTMAX and hasattr(config, LEARNED)
+    return _of_heads(module, heads) if is_learned else ATTENTION_KERNELS[name](config)
+
+
 def _of_heads(module: nn.Module, heads: int) -> Kernel:
     """The kernel of a module with learned alphas."""
     if _HEADS:
@@ -220,7 +227,7 @@ def attention_mask(*arguments: Any, local_size: int | None = None, **options: An
     return mask
 
 
-def _attention_of(name: str, kernel_of: Callable[[PreTrainedConfig], Kernel]) -> Callable[..., Any]:
+def _attention_of(name: str) -> Callable[..., Any]:
     """The attention function, as transformers calls it, of the kernel for a model's configuration."""
 
     def attention(
@@ -238,8 +245,7 @@ def _attention_of(name: str, kernel_of: Callable[[PreTrainedConfig], Kernel]) ->
         for option, meaning in REFUSED.items():
             if options.get(option) is not None:
                 raise TesseraError(f'{name}: {meaning} must be absent; {type(module).__name__} has it. Use "eager".')
-        config = module.config
-        kernel = _of_heads(module, query.shape[1]) if name == ENTMAX and hasattr(config, LEARNED) else kernel_of(config)
+        kernel = kernel_in(module, query.shape[1], name)
         # Under autocast rotated queries and keys are float32 and values are not; PyTorch's own attention does the same.
         query, key = query.to(value.dtype), key.to(value.dtype)
         groups = query.shape[1] // key.shape[1]
@@ -250,7 +256,9 @@ def _attention_of(name: str, kernel_of: Callable[[PreTrainedConfig], Kernel]) ->
         call = _Call(query, key, value, attention_mask, kernel, slope, dropout, causal and query.shape[2] > 1)
         # The attention of some models (GPT-2) takes the argument and does not hand it on.
         collected = output_capturing._active_collector.get() or {}
-        if "attentions" in collected or options.get("output_attentions", getattr(config, "output_attentions", False)):
+        if "attentions" in collected or options.get(
+            "output_attentions", getattr(module.config, "output_attentions", False)
+        ):
             output, weights = _all_weights(call)
         else:
             output, weights = _attend(call), None

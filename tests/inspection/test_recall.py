@@ -1,5 +1,7 @@
 """Recall weights against weights computed from the model's own parts."""
 
+import copy
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -10,6 +12,7 @@ from tessera.base.errors import TesseraError
 from tessera.inspection import Removal, find_sites, loss_of, trace
 from tessera.inspection.attention_weights import returned_weights
 from tessera.inspection.recall import recall_weights
+from tessera.models.attention import learn_alpha
 from tessera.models.transformer import transformer_config
 from tessera.ops.unit_norm import unit_norm
 from tests.inspection.models import build, gpt2, v1, v2
@@ -144,10 +147,49 @@ def test_pairs_are_seen_whose_weight_is_too_small_for_float32():
     assert recall.num_pairs.tolist() == [6, 20]
 
 
-def test_a_head_is_not_left_out_of_attention_that_would_be_another():
-    model = build(MistralConfig(**GROUPED))
+KERNEL_CONFIGS = {"sliding windows": MistralConfig(**GROUPED), "whole text": LlamaConfig(**GROUPED)}
+
+
+@pytest.mark.parametrize("name", ["tessera_biweight", "tessera_gaussian", "tessera_entmax", "learned"])
+@pytest.mark.parametrize("kind", KERNEL_CONFIGS)
+def test_our_kernels_as_attention_are_seen_and_parts_of_them_left_out(kind, name):
+    model = build(copy.deepcopy(KERNEL_CONFIGS[kind]), scale=0.7)
+    if name == "learned":
+        learn_alpha(model)
+    else:
+        model.set_attn_implementation(name)
+    expected = model(IDS, output_attentions=True)
+    recalls = recall_weights(model, IDS, queries=[3, 19])
+    for recall, attention in zip(recalls, expected.attentions, strict=True):
+        torch.testing.assert_close(recall.weights, attention[0][:, [3, 19]], rtol=0, atol=1e-5)
+        assert recall.num_pairs.tolist() == [4, 4 if kind == "sliding windows" else 20]
+    first = model.model.layers[0].self_attn
+    site, heads, values = find_sites(model)[0], [], []
+    first.o_proj.register_forward_pre_hook(lambda module, arguments: heads.append(arguments[0].unflatten(-1, (2, 8))))
+    first.v_proj.register_forward_hook(lambda module, arguments, output: values.append(output))
+    losses = loss_of(model, IDS)
+    loss_of(model, IDS, Removal(site, head=1))
+    assert not heads[1][..., 1, :].any()
+    torch.testing.assert_close(heads[1][..., 0, :], heads[0][..., 0, :])
+    changed = loss_of(model, IDS, Removal(site, head=0, pair=3))
+    torch.testing.assert_close(heads[2][..., 1, :], heads[0][..., 1, :])
+    torch.testing.assert_close(changed[1:4], losses[1:4])
+    without = (expected.attentions[0][0, 0, :, 3] == 0).nonzero()[:, 0]  # whose answers owe it nothing
+    torch.testing.assert_close(heads[2][0, without, 0], heads[0][0, without, 0])
+    recalling = (expected.attentions[0][0, 0, :, 3] > 0.01).nonzero()[:, 0]
+    assert bool((heads[2][0, recalling, 0] - heads[0][0, recalling, 0]).abs().amax(-1).gt(1e-4).all())
+    assert not heads[2][0, 3:, 0].isnan().any()
+
+
+def test_all_pairs_that_compact_attention_gives_weight_are_listed():
+    model = build(LlamaConfig(**GROUPED), scale=0.3)
     model.set_attn_implementation("tessera_biweight")
-    refused("MistralForCausalLM does not", loss_of, model, IDS, Removal(find_sites(model)[0], head=0))
+    done = trace(model, IDS, removals="none", share=0.5, most_pairs=2)
+    attentions = model(IDS, output_attentions=True).attentions
+    memories = [memory for memory in done.memories if memory.recalls]
+    for memory, attention in zip(memories, attentions, strict=True):
+        assert memory.rows.diff().tolist() == (attention[0] > 0).sum(-1).T.flatten().tolist()
+        torch.testing.assert_close(memory.share, torch.ones(20, 2))
 
 
 @pytest.mark.parametrize("removal", [False, True])
