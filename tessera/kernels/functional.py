@@ -19,7 +19,6 @@ from tessera.kernels.nearest_neighbours import NearestNeighbours
 from tessera.kernels.normalized_relu import NormalizedReLU
 from tessera.kernels.rectified_polynomial import Epanechnikov, RectifiedPolynomial
 from tessera.kernels.relumax import ReLUmax
-from tessera.kernels.rows import row_maximum
 
 
 @explains_mistakes
@@ -94,14 +93,14 @@ def _along(scores: Float[Tensor, "*shape"], dim: int, kernel: Kernel) -> Tensor:
     return kernel.weights(scores.movedim(dim, -1), visible).movedim(-1, dim)
 
 
-STEPS = {torch.float32: 32, torch.float64: 64}  # of bisection: each gives a binary digit of the threshold
+STEPS = {torch.float32: 32, torch.float64: 64}  # of bisection: each gives a binary digit of a weight
 
 
 def entmax_of_rows(scores: Rows, alpha: Float[Tensor, "*#rows 1"]) -> Rows:
     """`p_i = [(alpha - 1) s_i - tau]_+^(1 / (alpha - 1))`, differentiable in scores and alpha > 1.
 
-    Entries of -inf are absent, rows of nothing else 0. The threshold is found by bisection. Derivatives as in Correia
-    et al. 2019 (arXiv:1909.00015), propositions 1 and 2.
+    Entries of -inf are absent, rows of nothing else 0. Derivatives as in Correia et al. 2019 (arXiv:1909.00015),
+    propositions 1 and 2.
     """
     refuse_forward_derivative("entmax")
     precise = torch.promote_types(scores.dtype, torch.float32)
@@ -115,16 +114,31 @@ class _AnyAlpha(torch.autograd.Function):
 
     @staticmethod
     def forward(scores: Tensor, alpha: Tensor) -> Tensor:
-        """p, which sums to 1."""
+        """p, which sums to 1.
+
+        Of a large alpha the threshold tau lies closer to the scores than numbers tell. So what is sought is the
+        smallest score s with weight, and how far u it lies above tau: `p_i = [u +
+        (alpha - 1) (s_i - s)]^(1 / (alpha - 1))`, in digits of u, or of the weight of s where alpha is above 2.
+        """
         power = 1 / (alpha - 1)
-        x = (alpha - 1) * (scores - row_maximum(scores))
-        low = torch.full_like(x[..., :1], -1.0)
-        width = low.new_ones(low.shape)
-        for _ in range(STEPS[x.dtype]):
+        ordered = scores.sort(-1, descending=True).values
+        rank = torch.zeros_like(ordered[..., :1], dtype=torch.long)
+        for bit in reversed(range(scores.shape[-1].bit_length())):
+            tried = rank + (1 << bit)
+            smallest = ordered.gather(-1, tried.clamp(max=scores.shape[-1] - 1))
+            above = ((alpha - 1) * (scores - smallest).clamp(min=0)).pow(power).sum(-1, keepdim=True)
+            rank = torch.where((tried < scores.shape[-1]) & (above < 1), tried, rank)
+        smallest = ordered.gather(-1, rank)
+        distance = (alpha - 1) * torch.where(scores == smallest, 0.0, scores - smallest)
+        logs = distance.clamp(min=0).log()  # of what underflows by itself
+        digits = (alpha - 1).clamp(min=1)
+        low = torch.zeros_like(smallest)
+        width = torch.ones_like(smallest)
+        for _ in range(STEPS[scores.dtype]):
             width = width / 2
-            enough = _responses(x, low + width, power).sum(-1, keepdim=True) >= 1
-            low = torch.where(enough, low + width, low)
-        p = _responses(x, low, power)
+            p = _responses(logs, distance, digits * (low + width).log(), power)
+            low = torch.where(p.sum(-1, keepdim=True) < 1, low + width, low)
+        p = torch.where(scores == -torch.inf, 0.0, _responses(logs, distance, digits * low.log(), power))
         return p / torch.where(p.sum(-1, keepdim=True) == 0, 1.0, p.sum(-1, keepdim=True))
 
     @staticmethod
@@ -137,13 +151,18 @@ class _AnyAlpha(torch.autograd.Function):
         """Those of the scores, and of alpha."""
         _, alpha, p = ctx.saved_tensors
         is_inside = p != 0
-        slopes = torch.where(is_inside, p.pow(2 - alpha), 0.0)
-        share = slopes / slopes.sum(-1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)
-        d_scores = slopes * grad - slopes * (share * grad).sum(-1, keepdim=True)
+        logs = torch.where(is_inside, (2 - alpha) * p.log(), -torch.inf)
+        share = logs.softmax(-1).where(is_inside, 0.0)
+        d_scores = torch.where(is_inside, logs.exp() * (grad - (share * grad).sum(-1, keepdim=True)), 0.0)
+        # All sum to 0; the one with the largest share is a difference of what is nearly equal, times a large number.
+        first = share.argmax(-1, keepdim=True)
+        d_scores = d_scores.scatter(-1, first, 0.0)
+        d_scores = d_scores.scatter(-1, first, -d_scores.sum(-1, keepdim=True))
         entropy = torch.where(is_inside, p * p.log(), 0.0)
         d_p = (p - share) / (alpha - 1).square() - (entropy - share * entropy.sum(-1, keepdim=True)) / (alpha - 1)
         return d_scores, (grad * d_p).sum(-1, keepdim=True).sum_to_size(alpha.shape)
 
 
-def _responses(x: Tensor, tau: Tensor, power: Tensor) -> Tensor:
-    return (x - tau).clamp(min=0).pow(power)
+def _responses(logs: Tensor, distance: Tensor, log_above: Tensor, power: Tensor) -> Tensor:
+    p = (power * torch.logaddexp(logs, log_above)).exp()
+    return torch.where(distance < 0, 0.0, p)

@@ -127,6 +127,36 @@ def test_numbers_above_two(alpha):
     torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("spread", [1e-6, 1e-3, 1.0])
+@pytest.mark.parametrize("alpha", [1.3, 4.0, 8.0, 20.0, 50.0])
+def test_weights_of_a_large_alpha_differ_as_the_scores_do(alpha, spread):
+    """`p_i^(alpha - 1) - p_j^(alpha - 1) = (alpha - 1) (s_i - s_j)` inside, no more outside, and the sum is 1."""
+    for dtype in (torch.float64, torch.float32, torch.float16):
+        x = (spread * drawn(30, 9)).to(dtype).requires_grad_()
+        p = entmax(x.double(), alpha).detach()
+        close(p.sum(-1), torch.ones(30).double())
+        powers, scaled = p.pow(alpha - 1), (alpha - 1) * x.detach().double()
+        last = p.masked_fill(p == 0, 2).min(-1, keepdim=True).indices
+        risen = powers - powers.gather(-1, last) - (scaled - scaled.gather(-1, last))
+        assert bool((risen.abs() <= 1e-12 * powers.clamp(min=1e-300) + 1e-15 * spread)[p > 0].all())
+        assert bool((risen >= 0)[p == 0].all())
+        weights = entmax(x, alpha)
+        torch.testing.assert_close(weights.double(), p, rtol=0, atol=4 * torch.finfo(dtype).eps)
+        weights.backward(torch.randn(30, 9).to(dtype))
+        assert not x.grad.isnan().any()
+
+
+@pytest.mark.parametrize("alpha", [8.0, 20.0])
+def test_the_gradient_of_a_large_alpha_is_that_of_differences(alpha):
+    x, above, step = 1e-3 * drawn(4, 9), drawn(4, 9, seed=1), 1e-9 * drawn(4, 9, seed=2)
+    (gradient,) = torch.autograd.grad((entmax(x.requires_grad_(), alpha) * above).sum(), x)
+    change = ((entmax(x.detach() + step, alpha) - entmax(x.detach() - step, alpha)) * above).sum(-1) / 2
+    torch.testing.assert_close((gradient * step).sum(-1), change, rtol=1e-4, atol=0)
+    narrow = x.detach().float().requires_grad_()
+    (rounded,) = torch.autograd.grad((entmax(narrow, alpha) * above.float()).sum(), narrow)
+    torch.testing.assert_close(rounded.double(), gradient, rtol=0, atol=1e-4 * gradient.abs().max().item())
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (5, 1), (4, 1, 1), (4, 5, 1)], ids=str)
 def test_an_alpha_for_each_row_that_is_learned(shape):
     peer = pytest.importorskip("entmax")
