@@ -28,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, metavar="FILE", help="also write the table into this new file")
     meaning = "compile the layers first, which takes a minute, once, and makes each token faster"
     add("--compile", action="store_true", help=meaning)
-    meaning = "read up to N tokens at once that stood in the text before: the same text, sooner where it repeats itself"
+    meaning = "read up to N tokens at once that stood in the text before: sooner where it repeats itself, and the same "
+    meaning += "text, but where a model that is not of this library takes samples"
     add("--prompt-lookup", type=positive_int, metavar="N", help=meaning)
     meaning = "with --compile, round the weights to this type: fewer bytes to read, slightly other numbers"
     add("--weights", choices=("bf16", "int8"), help=meaning)

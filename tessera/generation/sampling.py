@@ -23,6 +23,11 @@ from tessera.models.transformer import context_limit
 MOST_BEAMS = 10_000  # each is a row of a batch
 LEAST_TEMPERATURE = 1e-6  # logits divided by less may overflow
 
+# Of `generate`: what leaves the probabilities as they are, and samples among all tokens.
+UNCHANGED: dict[str, Any] = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "guidance_scale": 1.0}
+UNCHANGED |= {"min_length": 0, "min_new_tokens": 0, "num_return_sequences": 1, "length_penalty": 1.0}
+EVERY_LIKELY_TOKEN = {"typical_p": 1.0, "min_p": 0.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -51,15 +56,15 @@ class Sampling:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """These settings as keywords of transformers' `generate`."""
+        """These settings as keywords of transformers' `generate`, which would take others from the model's folder.
+
+        Tokens that its generation_config.json bans or forces stay so.
+        """
         samples = self.temperature > LEAST_TEMPERATURE and self.num_beams == 1
-        chosen: dict[str, Any] = {
-            "do_sample": samples,
-            "num_beams": self.num_beams,
-            "max_new_tokens": self.max_new_tokens,
-        }
+        chosen = {"do_sample": samples, "num_beams": self.num_beams, "max_new_tokens": self.max_new_tokens, **UNCHANGED}
         if samples:
-            chosen |= {"temperature": float(self.temperature), "top_k": self.top_k, "top_p": self.top_p}
+            own = {"temperature": float(self.temperature), "top_k": self.top_k, "top_p": self.top_p}
+            chosen |= own | EVERY_LIKELY_TOKEN
         return chosen
 
 

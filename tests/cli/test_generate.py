@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, MambaConfig, OpenAIGPTConfig
 
-from tessera.generation.sampling import markdown_table, read_prompts
+from tessera.generation.sampling import Sampling, continuation, markdown_table, read_prompts
 from tessera.models.drafted_generation import PromptLookup
 from tessera.models.saving.loading import load_model, load_tokenizer
 
@@ -47,6 +47,20 @@ def test_a_table_of_models_and_prompts(tessera, done, refused, two_models, tmp_p
     status, others, err = tessera("generate", short, f"{short}/", *options)
     assert (status, others, err.count("\n")) == (2, "", 2), err
     refused("--out must be a new file", "generate", *two_models, *options, "--out", tmp_path / "table.md")
+
+
+@pytest.mark.parametrize("sampling", [Sampling(8, temperature=0), Sampling(8, num_beams=2), Sampling(8, seed=3)])
+def test_settings_in_the_models_folder_choose_no_tokens(run_folder, sampling):
+    """The likeliest token is not the likeliest any more with a penalty that the folder's generation_config.json has."""
+    model, tokenizer = load_model(run_folder), load_tokenizer(run_folder)
+    expected = continuation(model, tokenizer, "abcabcabc", sampling)
+    model.generation_config.update(
+        repetition_penalty=5.0, no_repeat_ngram_size=1, min_new_tokens=8, length_penalty=-5.0
+    )
+    model.generation_config.update(guidance_scale=3.0, length_penalty=-5.0)
+    if sampling.arguments["do_sample"]:
+        model.generation_config.update(min_p=0.9, typical_p=0.1, epsilon_cutoff=0.5, eta_cutoff=0.5)
+    assert continuation(model, tokenizer, "abcabcabc", sampling) == expected
 
 
 def test_the_story_prompts_are_those_of_the_papers():
