@@ -212,6 +212,9 @@ def test_what_a_model_of_transformers_is_asked(tessera, done, refused, tokens, t
     refused("--results needs samples named by", "ask", folder, "--samples", file, "--results", tmp_path)
     done("ask", folder, "--samples", file, "--shots", 0)
     refused("--shots must come with samples of qa1", "ask", folder, "--samples", file, "--shots", 1)
+    (other := tmp_path / "qa11_1k.json").write_text(file.read_text().replace('"x"', '"garden"'))
+    refused("--shots must come with samples of qa1", "ask", folder, "--samples", other, "--shots", 1)
+    assert "answers of the file, which is of qa11" in done("ask", folder, "--samples", other)[0]
     refused("--shots must come with --samples", "ask", folder, "Where?", "--text", file, "--shots", 1)
 
 

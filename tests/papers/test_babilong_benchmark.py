@@ -66,11 +66,19 @@ def test_what_the_benchmark_looks_for_are_the_answers_of_the_task(targets):
         assert not published_match(said, "Where is Mary?", "office", answers)
         assert published_match("She is in the office.", "Where is Mary?", "office", answers)
     assert benchmark_labels(Path("my.json"), ["Bill", "apple"])[0] == "qa5"
-    assert benchmark_labels(Path("qa12/1k.json"), ["yes", "no"]) == ("", {"yes", "no"})
+    assert benchmark_labels(Path("qa12/1k.json"), ["yes", "no"]) == ("qa12", {"yes", "no"})
     assert benchmark_labels(Path("own.json"), ["desk,bed", "shed"]) == ("", {"desk", "bed", "shed"})
 
 
 def test_a_file_is_of_the_task_and_length_that_its_path_names_last():
     assert benchmark_labels(Path("qa1-runs/qa5/4k.json"), ["Bill"])[0] == "qa5"
-    assert benchmark_labels(Path("qa1-runs/qa10/4k.json"), ["yes"]) == ("", {"yes"})
+    assert benchmark_labels(Path("qa1-runs/qa10/4k.json"), ["yes"]) == ("qa10", {"yes"})
     assert results_file(Path("out"), Path("up-to-10M/qa5/4k.json"), "qa5", False).name.startswith("qa5_4k_")
+
+
+def test_a_named_task_is_not_guessed():
+    """A file of QA11 in which all answers are places was scored as QA1, and its results replaced those of QA1."""
+    path = Path("data/qa11/4k.json")
+    kind, answers = benchmark_labels(path, ["kitchen"])
+    assert (kind, answers) == ("qa11", {"kitchen"})
+    assert results_file(Path("out"), path, kind, False).name.startswith("qa11_4k_")

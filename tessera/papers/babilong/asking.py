@@ -18,7 +18,7 @@ from tessera.memory_files.answering import answer, answers_questions
 from tessera.memory_files.memory import Memory
 from tessera.models.recurrence import SegmentedForCausalLM
 from tessera.papers.babilong import benchmark
-from tessera.papers.babilong.stories import generate
+from tessera.papers.babilong.stories import LENGTHS, generate
 
 SHOT_FACTS = 8  # at most, of the stories that stand before a sample
 
@@ -93,7 +93,7 @@ def score_samples(
     """
     samples = benchmark.read_samples(path)
     kind, labels = benchmark.benchmark_labels(path, [sample.target for sample in samples])
-    expect(not shots or bool(kind), "ask", "--shots", "come with samples of qa1 to qa5", str(path))
+    expect(not shots or kind in LENGTHS, "ask", "--shots", "come with samples of qa1 to qa5", str(path))
     before = None if shots is None else shots_of(kind, shots)
     file = None if results is None else benchmark.results_file(results, path, kind, bool(before))
     bar = tqdm(samples, desc="samples", disable=not sys.stderr.isatty())
@@ -104,7 +104,8 @@ def score_samples(
             used = replace(sampling, max_new_tokens=model.generation_config.max_new_tokens or 1, temperature=0.0)
         benchmark.write_results(file, samples, [score.said for score in scores], before, used.arguments)
     exact, published = (100 * fmean(right) for right in zip(*((score.exact, score.published) for score in scores)))
-    known_answers = f"answers of {kind}" if kind else "answers of the file, which is of none of its tasks"
+    of_file = f"answers of the file, which is of {kind or 'none of its tasks'}"
+    known_answers = f"answers of {kind}" if kind in LENGTHS else of_file
     summary = (
         f"{len(samples)} samples of {path.name}, right in per cent:\n"
         f"exact match      {exact:5.1f}\nbenchmark's rule {published:5.1f}  ({known_answers})"

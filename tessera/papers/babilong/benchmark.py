@@ -69,15 +69,15 @@ def subtargets(target: str) -> list[str]:
 
 
 def benchmark_labels(path: Path, targets: Iterable[str]) -> tuple[str, Collection[str]]:
-    """The task that a file of samples is of, and its labels, which are the task's and not those that the file holds.
+    """The task that a file of samples is of, and its labels: of QA1 to QA5 the task's, not those that the file holds.
 
-    It is named last in the path, as in `qa1/4k.json`, or it is the first whose labels have all `targets`; a file of no
-    task of the benchmark ("") has its own.
+    It is named last in the path, as in `qa1/4k.json`; where none is, it is the first whose labels have all `targets`.
+    Files of other tasks of the benchmark, or of none (""), have their own labels.
     """
     answers = {part for target in targets for part in subtargets(target)}
-    last = ["", *re.findall(r"qa\d+", str(path))][-1]
-    kind = last if last in LENGTHS else next((kind for kind in LENGTHS if answers <= set(labels(kind))), "")
-    return kind, labels(kind) if kind else answers
+    fitting = (kind for kind in LENGTHS if answers <= set(labels(kind)))
+    kind = [next(fitting, ""), *re.findall(r"qa\d+", str(path))][-1]
+    return kind, labels(kind) if kind in LENGTHS else answers
 
 
 def results_file(folder: Path, path: Path, kind: str, has_examples: bool) -> Path:
