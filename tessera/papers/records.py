@@ -5,6 +5,7 @@ from functools import reduce
 from operator import getitem
 from typing import Any, NamedTuple, TypeVar, cast
 
+import numpy as np
 import torch
 
 from tessera.papers.experiment import Record
@@ -45,20 +46,27 @@ def by_model(records: Mapping[str, Record], order: Iterable[str]) -> dict[str, l
     return grouped(records, lambda settings: settings.model, order)
 
 
-def over_seeds(values: Sequence[Sequence[float]]) -> Estimate:
+def over_seeds(values: Sequence[Sequence[float | None]]) -> Estimate:
     """Of each seed's (mean, standard error over examples, ...) the mean and its standard error over seeds.
 
     A single seed keeps its standard error over examples.
     """
     if len(values) == 1:
-        mean, error = values[0][:2]
+        mean, error = _numbers(values[0][:2]).tolist()
         return Estimate(mean, error, 1)
     return mean_of([value[0] for value in values])
 
 
-def mean_of(values: Sequence[float]) -> Estimate:
-    """The mean of numbers and its standard error; the error is not a number for a single one."""
-    return estimate(torch.tensor(values, dtype=torch.float64))
+def mean_of(values: Sequence[float | None]) -> Estimate:
+    """The mean of numbers and its standard error; the error is not a number for a single one.
+
+    What is not a number (in records None) is left out.
+    """
+    return estimate(torch.from_numpy(_numbers(values)))
+
+
+def _numbers(values: Sequence[float | None]) -> np.ndarray:
+    return np.array(values, dtype=np.float64)  # which makes NaN of None, what JSON has in its place
 
 
 def score(seeds: Sequence[Record], *keys: str) -> Estimate:
@@ -73,7 +81,7 @@ def difference(ours: Sequence[Record], theirs: Sequence[Record], value: Callable
     return mean_of([value(our) - value(their) for our, their in pairs]) if pairs else None
 
 
-def points_of(seeds: Sequence[Mapping[str, Sequence[float]]]) -> dict[float, Estimate]:
+def points_of(seeds: Sequence[Mapping[str, Sequence[float | None]]]) -> dict[float, Estimate]:
     """`over_seeds` at each length that some seed has, shortest first; `seeds` map lengths, as JSON has them, to scores.
 
     Of several seeds the error is over seeds at every length: not a number where a single one was measured.

@@ -28,6 +28,15 @@ def test_errors_are_over_examples_of_one_seed_and_over_seeds_of_several():
     assert math.isnan(points_of([{"8": (0.5, 0.1), "64": (0.5, 0.1)}, {"8": (0.7, 0.2)}])[64].standard_error)
 
 
+def test_numbers_that_are_none_in_a_record_are_left_out():
+    """JSON has null where a score or its error was not a number: tables ended in a TypeError."""
+    single, missing = points_of([{"64": (0.5, None)}]), points_of([{"64": (None, None)}])
+    both = points_of([{"64": (None, None), "8": (1.0, 0.1)}, {"64": (0.5, 0.1), "8": (1.0, 0.1)}])
+    made = curves_table(["l"], [Curve("x", single), Curve("y", missing), Curve("z", both)])
+    lines = ["| x |  | 50.0 |", "| y |  | nan |", "| z | 100.0 ± 0.0 | 50.0 (1 of 2 seeds) |"]
+    assert made.splitlines()[2:] == lines
+
+
 def test_a_setting_that_no_record_has_is_a_dash():
     record = Record(SimpleNamespace(recipe={}), {}, {})
     assert "| width | - | 5 |" in settings_of([record], {"width": ("recipe.model.width", 5)})
