@@ -11,7 +11,7 @@ from tessera.data.text_files import safe_pieces
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 PIECE = 1 << 16  # bytes of a text that are read before their tokens are asked for
 CONTEXT = 32  # characters that are tokenized again in front of each piece
@@ -26,6 +26,11 @@ def uncut(tokenizer: "PreTrainedTokenizerFast") -> "Tokenizer":
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     return tokenizer.backend_tokenizer
+
+
+def num_ids(tokenizer: "Tokenizer | PreTrainedTokenizerBase") -> int:
+    """1 + its largest token id: more than it has tokens where some ids have none."""
+    return 1 + max(tokenizer.get_vocab().values(), default=-1)
 
 
 def encoded_pieces(pieces: Iterable[str], tokenizer: "PreTrainedTokenizerFast") -> Iterator[tuple[str, list[int]]]:

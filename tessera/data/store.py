@@ -25,7 +25,7 @@ from tessera.base.checkpoints import checksum
 from tessera.base.errors import TesseraError, first_line
 from tessera.base.files import remove, sync, writing
 from tessera.base.locks import folder_shared
-from tessera.data.encoding import encoded_pieces, uncut
+from tessera.data.encoding import encoded_pieces, num_ids, uncut
 from tessera.data.sources import TextSource
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _build(
     name: str,
     special_tokens: tuple[list[int], list[int]],
 ) -> TokenStore:
-    dtype = "<u2" if len(tokenizer) <= 1 << 16 else "<u4"
+    dtype = "<u2" if num_ids(tokenizer) <= 1 << 16 else "<u4"
     temporary = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
     remove(temporary)
     temporary.mkdir()

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from tessera.base.arguments import explain_all
 from tessera.base.dataclass_io import Problems, broken, option
 from tessera.base.errors import TesseraError, did_you_mean, expect_text, first_line
+from tessera.data.encoding import num_ids
 from tessera.data.pretrained_tokenizers import pretrained_tokenizer
 
 BEGIN, END = "<|beginoftext|>", "<|endoftext|>"
@@ -86,19 +87,19 @@ def _expect_possible(spec: TokenizerSpec) -> None:
 
 
 def vocabulary_size(spec: TokenizerSpec) -> int:
-    """Number of tokens, known without the corpus: what `build_tokenizer` yields."""
+    """Number of token ids, known without the corpus, of what `build_tokenizer` yields."""
     if spec.type == "bpe":
         assert spec.vocab_size is not None, "TokenizerSpec.problems asks for it"
         return spec.vocab_size
     if spec.type == "gpt2" and not spec.path:
         return GPT2_VOCABULARY
-    return len(build_tokenizer(spec))
+    return num_ids(build_tokenizer(spec))
 
 
 def token_bytes(tokenizer: "PreTrainedTokenizerFast") -> list[bytes] | None:
-    """The bytes of text that each token stands for; None where tokens do not say them (WordPiece)."""
+    """The bytes of text that each id stands for, b"" without a token; None where tokens do not say them (WordPiece)."""
     decoder = str(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"])
-    texts = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    texts = [token or "" for token in tokenizer.convert_ids_to_tokens(list(range(num_ids(tokenizer))))]
     if "'ByteLevel'" in decoder:
         values = {character: byte for byte, character in enumerate(_byte_characters())}
         known = [bytes(values[character] for character in text if character in values) for text in texts]

@@ -26,6 +26,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
 
 from tessera.base.errors import TesseraError, did_you_mean, expect
+from tessera.data.encoding import num_ids
 from tessera.evaluation.continuations import Request, continuation_likelihoods
 from tessera.evaluation.provenance import provenance
 from tessera.models.causality import expect_next_token
@@ -107,7 +108,7 @@ class TesseraLM(HFLM):
         finally:
             logger.setLevel(level)
         self.folder = str(pretrained)
-        size, largest = model.config.get_text_config().vocab_size, len(self.tokenizer)
+        size, largest = model.config.get_text_config().vocab_size, num_ids(self.tokenizer)
         expect(largest <= size, WHERE, "the tokenizer", f"fit the model (vocab_size {size})", f"{largest} tokens")
 
         if self.model.can_generate():  # else rows go on behind the end token as long as others of their batch do

@@ -14,6 +14,7 @@ from tessera.base.dataclass_io import from_json
 from tessera.base.errors import TesseraError, did_you_mean, expect
 from tessera.base.precision import autocast
 from tessera.base.yaml_files import parse_yaml
+from tessera.data.encoding import num_ids
 from tessera.evaluation.provenance import provenance
 from tessera.models.transformer import expect_positions
 from tessera.ops.linear_cross_entropy import IGNORED
@@ -51,8 +52,8 @@ def make_task(name: str, settings: list[str], trained: Mapping[str, Any] | None 
 
 def expect_tokens_of(task: QuestionTask, tokenizer: PreTrainedTokenizerFast, name: str) -> None:
     """Raise `TesseraError` where the tokens of `task` are other words to the model: its scores would mean nothing."""
-    tokens = [task.vocabulary.id_to_token(number) for number in range(task.vocabulary.get_vocab_size())]
-    if tokenizer.convert_ids_to_tokens(list(range(min(len(tokens), len(tokenizer))))) != tokens:
+    tokens = [task.vocabulary.id_to_token(number) for number in range(num_ids(task.vocabulary))]
+    if tokenizer.convert_ids_to_tokens(list(range(min(len(tokens), num_ids(tokenizer))))) != tokens:
         advice = "; --set tokenizer=FOLDER makes texts of a model's own" if hasattr(task, "tokenizer") else ""
         raise TesseraError(f"eval: the model must have learned the tokens of task {name}; got others{advice}.")
 
@@ -77,7 +78,7 @@ def score_task(
     """
     size, needed = model.config.get_text_config().vocab_size, getattr(task, "vocab_size", None)
     if isinstance(task, QuestionTask):  # a tokenizer of its own may have more
-        needed = task.vocabulary.get_vocab_size()
+        needed = num_ids(task.vocabulary)
     name = type(task).__name__
     expect(needed is not None, "eval", "--task", "be about tokens, which language models predict", name)
     expect(needed <= size, "eval", "the model", f"know {name}'s {needed} tokens", f"vocab_size {size}")

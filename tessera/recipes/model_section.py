@@ -18,6 +18,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from tessera.base.errors import TesseraError, did_you_mean, expect
 from tessera.base.plugins import ADVICE
 from tessera.base.random_numbers import random_numbers_kept
+from tessera.data.encoding import num_ids
 from tessera.data.tokenizers import vocabulary_size
 from tessera.models import MODELS
 from tessera.models.recurrence import SegmentedConfig
@@ -99,8 +100,8 @@ def config_for(
     Raises `TesseraError`: the model's vocabulary is smaller than the tokenizer's (or than a stored token needs).
     """
     special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    config = model_config(section, vocab_size=len(tokenizer), max_positions=context, n_positions=context, **special)
-    needed = max(len(tokenizer), largest_token + 1)
+    config = model_config(section, vocab_size=num_ids(tokenizer), max_positions=context, n_positions=context, **special)
+    needed = max(num_ids(tokenizer), largest_token + 1)
     if config.vocab_size < needed:
         raise TesseraError(
             f"model.vocab_size must be at least the tokenizer's ({needed} tokens), or ids would be out of range; "
@@ -120,7 +121,7 @@ def untrained_config(recipe: Recipe) -> PreTrainedConfig:
     sizes = {"max_positions": context, "n_positions": context}
     if "vocab_size" not in recipe.model:
         task = None if data.task is None else question_task(data.task)
-        sizes["vocab_size"] = vocabulary_size(recipe.tokenizer) if task is None else task.vocabulary.get_vocab_size()
+        sizes["vocab_size"] = vocabulary_size(recipe.tokenizer) if task is None else num_ids(task.vocabulary)
     return model_config(recipe.model, **sizes)
 
 

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from tessera.data.sources import text_source
 from tessera.data.store import open_or_build
@@ -67,6 +69,13 @@ def test_another_end_token_of_one_vocabulary_makes_another_store(text, tmp_path)
     other.eos_token = other.bos_token
     stores = [open_or_build(text, tokenizer, tmp_path / "stores") for tokenizer in (TOKENIZER, other)]
     assert [int(store.tokens[-1]) for store in stores] == [END, BEGIN]
+
+
+def test_few_tokens_may_have_large_ids(text, tmp_path):
+    words = Tokenizer(models.WordLevel({"cd": 99999, "<unk>": 0}, unk_token="<unk>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
+    store = open_or_build(text, tokenizer, tmp_path / "stores", end_token=False)
+    assert store.tokens.tolist() == [0, 99999]
 
 
 def test_what_a_dead_process_left_is_cleaned_up(text, tmp_path):

@@ -13,9 +13,11 @@ from tessera.data.tokenizers import (
     TokenizerSpec,
     build_tokenizer,
     byte_tokenizer,
+    token_bytes,
     train_bpe,
     vocabulary_size,
 )
+from tessera.recipes.model_section import config_for
 from tests.refusals import refused, refused_in_a_line
 
 TEXT = "Once upon a time there was a king. " * 30
@@ -67,6 +69,17 @@ def test_saved_tokenizers_load_again(tmp_path, gpt2_files, kind):
         assert loaded("the king")["input_ids"] == tokenizer("the king")["input_ids"]
         assert (loaded.eos_token_id, loaded.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
         assert loaded.padding_side == "left"
+
+
+def test_ids_may_have_gaps(tmp_path):
+    """As where tokens were taken out of a vocabulary: `len` counts tokens, and models need a row for each id."""
+    saved = json.loads(BYTES.backend_tokenizer.to_str())
+    saved["model"]["vocab"]["!!"] = 300
+    (tmp_path / "tokenizer.json").write_text(json.dumps(saved))
+    spec = TokenizerSpec("pretrained", path=str(tmp_path / "tokenizer.json"))
+    tokenizer = build_tokenizer(spec)
+    assert token_bytes(tokenizer)[255::15] == [b"\xff", b"", b"", b"!!"]
+    assert vocabulary_size(spec) == config_for({"type": "lstm"}, tokenizer, 8).vocab_size == 301
 
 
 def test_training_on_nothing_is_refused():
