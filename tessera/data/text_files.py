@@ -154,19 +154,20 @@ def safe_pieces(texts: Iterable[str]) -> Iterator[str]:
     """The same text cut where tokenizers cut anyway, so that the pieces encode as the whole does.
 
     GPT-2's splitting rule, and those that came after it, look ahead over white space. Two borders are safe whichever
-    text follows: before a space between visible characters (the space belongs to the next word), and before such a line
-    break behind a letter or digit (T5's make it a blank of the next word; Llama 3's joins it to a full stop before it).
-    A text without these is cut after a line break; one without such lines, as a table of numbers, before the last blank
-    in front of a word: the blanks before it are one token in either case.
+    text follows: before a space behind a visible character (the blanks stand alone or belong to the next word), and
+    before a line break behind a letter or digit (T5's make it such a blank; Llama 3's joins it to a full stop before
+    it). A text without these is cut before a tab in place of the space; one without these after a line break; one
+    without such lines before the last blank in front of a word: the blanks before it are one token in either case. Not
+    in front of a digit: SmolLM2's keeps all of these blanks in one token.
     """
     held: list[str] = []  # without a border
     edge = ""  # the last two characters: what follows decides whether there is a border
     for text in texts:
         new = edge + text
-        cut = max(_last_border(new, " "), _last_border(new, "\n", after=str.isalnum))
-        if not cut and (line := _last_border(new, "\n")):
+        cut = max(_last_border(new, " "), _last_border(new, "\n", after=str.isalnum)) or _last_border(new, "\t")
+        if not cut and (line := _last_border(new, "\n", before=_is_visible)):
             cut = line + 1
-        cut = cut or max(_last_border(new, mark, after=lambda _: True) for mark in " \t")
+        cut = cut or max(_last_border(new, mark, after=lambda _: True, before=_begins_word) for mark in " \t")
         if cut > 0:
             yield "".join([*held, new[:cut]])
             held, new = [], new[cut:]
@@ -176,10 +177,23 @@ def safe_pieces(texts: Iterable[str]) -> Iterator[str]:
         yield rest
 
 
-def _last_border(text: str, mark: str, after: Callable[[str], bool] = lambda before: not before.isspace()) -> int:
-    """Index of the last `mark` with a visible character behind it and one before it that is `after`'s; 0: none."""
+def _is_visible(character: str) -> bool:
+    return not character.isspace()
+
+
+def _begins_word(character: str) -> bool:
+    return not (character.isspace() or character.isnumeric())
+
+
+def _last_border(
+    text: str,
+    mark: str,
+    after: Callable[[str], bool] = _is_visible,
+    before: Callable[[str], bool] = lambda _: True,
+) -> int:
+    """Index of the last `mark` that stands after and before such characters; 0: none."""
     at = text.rfind(mark, 1, len(text) - 1)
-    while at > 0 and (text[at + 1].isspace() or not after(text[at - 1])):
+    while at > 0 and not (after(text[at - 1]) and before(text[at + 1])):
         at = text.rfind(mark, 1, at)
     return max(at, 0)
 

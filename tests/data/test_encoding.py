@@ -3,7 +3,7 @@
 import copy
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
@@ -18,9 +18,15 @@ from tessera.data.text_files import safe_pieces, text_of_file
 from tessera.data.tokenizers import byte_tokenizer, train_bpe
 
 SAMPLE = "The king's daughter said: 'No.' Then 12 geese flew away and never came back, né? 国王说：你好，世界！ "
+TABLE = "  12   3  45\n"
 CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
@@ -30,7 +36,7 @@ def trained(model, trainer, pre_tokenizer=None, normalizer=None):
         tokenizer.pre_tokenizer = pre_tokenizer
     if normalizer is not None:
         tokenizer.normalizer = normalizer
-    tokenizer.train_from_iterator([SAMPLE] * 20, trainer)
+    tokenizer.train_from_iterator([SAMPLE, TABLE.rstrip()] * 20, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
 
 
@@ -39,8 +45,12 @@ def known():
     """Tokenizers as other people's."""
     special = {"special_tokens": ["<unk>", "</s>"], "show_progress": False}
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    later = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(CL100K), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+    digits = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)])
+    llama_3, o200k = (
+        pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(Regex(rule), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+        )
+        for rule in (CL100K, O200K)
     )
     llama = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     alphabet = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
@@ -49,7 +59,9 @@ def known():
         "byte": byte_tokenizer(),
         "bpe": train_bpe([SAMPLE] * 20, 400),
         "prefix space": trained(bpe(), trainers.BpeTrainer(vocab_size=400, **special, **alphabet), byte_level),
-        "llama 3": trained(bpe(), trainers.BpeTrainer(vocab_size=400, **special, **alphabet), later),
+        "smollm 2": trained(bpe(), trainers.BpeTrainer(vocab_size=400, **special, **alphabet), digits),
+        "llama 3": trained(bpe(), trainers.BpeTrainer(vocab_size=400, **special, **alphabet), llama_3),
+        "o200k": trained(bpe(), trainers.BpeTrainer(vocab_size=400, **special, **alphabet), o200k),
         "llama 2": trained(bpe(), trainers.BpeTrainer(vocab_size=200, **special), pre_tokenizers.Metaspace(), llama),
         "t5": trained(
             models.Unigram(),
@@ -66,8 +78,12 @@ def known():
     }
 
 
-@pytest.mark.parametrize("name", ["byte", "bpe", "prefix space", "llama 3", "llama 2", "t5", "bert"])
+@pytest.mark.parametrize(
+    "name", ["byte", "bpe", "prefix space", "smollm 2", "llama 3", "o200k", "llama 2", "t5", "bert"]
+)
 @given(text=st.text(alphabet=" \n\tab'1.,é国，", max_size=80), size=st.integers(1, 30))
+@example(text=TABLE * 2, size=9)
+@example(text="-  1  -  2  " * 2, size=9)
 def test_pieces_have_the_tokens_of_the_whole(known, name, text, size):
     tokenizer = known[name]
     texts = [text[start : start + size] for start in range(0, len(text), size)]
