@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import JambaConfig, JambaForCausalLM
+from transformers import JambaConfig, JambaForCausalLM, RecurrentGemmaConfig, RecurrentGemmaForCausalLM
 
 from tessera.evaluation import continuations
 from tessera.evaluation.continuations import Request, continuation_likelihoods, prefix_tree
@@ -24,6 +24,18 @@ def test_a_recurrence_that_loses_its_state_reads_each_text_at_once():
     requests = [Request(shots, choice) for choice in choices]
     for request, likelihood in zip(requests, continuation_likelihoods(model, requests)):
         assert likelihood.log_likelihood == pytest.approx(expected(model, request)[0], abs=1e-4)
+
+
+def test_a_recurrence_that_hands_no_state_back_reads_each_text_at_once():
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 3, "intermediate_size": 32}
+    config = RecurrentGemmaConfig(**sizes, num_attention_heads=2, lru_width=16, attention_window_size=64)
+    model = RecurrentGemmaForCausalLM(config).eval()
+    shots, *choices = drawn(30, 3, 4)
+    several = [Request(shots, choice) for choice in choices]
+    values = [expected(model, request)[0] for request in several]
+    likelihoods = continuation_likelihoods(model, several, batch_size=2)
+    assert [one.log_likelihood for one in likelihoods] == pytest.approx(values, abs=1e-4)
 
 
 def drawn(*lengths):
