@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
@@ -163,9 +163,13 @@ def _batches(
             if state is not None:
                 size = max(1, min(size, FORKED_BYTES // max(1, state_bytes(state))))
             longest_first = sorted(node.rows, key=lambda number: (-len(rows[number].tokens), rows[number].tokens))
-            for begin in range(0, len(longest_first), size):
-                batch = [rows[number] for number in longest_first[begin : begin + size]]
-                yield batch, None if state is None else fork(state, len(batch)), node.end
+            groups = itertools.groupby(
+                (rows[number] for number in longest_first), lambda row: reader.varies_with_length and len(row.tokens)
+            )
+            for group in (list(group) for _, group in groups):
+                for begin in range(0, len(group), size):
+                    batch = group[begin : begin + size]
+                    yield batch, None if state is None else fork(state, len(batch)), node.end
         pending += [(branch, state, node.end) for branch in node.branches]
 
 
@@ -174,6 +178,7 @@ class Reader:
 
     Attributes:
         continues: whether it can, so that reading in parts equals reading at once.
+        varies_with_length: whether a call's length decides rotary frequencies, so that rows of a call have one length.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -181,7 +186,10 @@ class Reader:
         alignment = getattr(model.config, "segment_alignment", "left")  # others cut a text by its length
         self._is_cut_by_length = alignment != "left"
         takes_state = "past_key_values" in inspect.signature(model.forward).parameters
-        self.continues = takes_state and not self._is_cut_by_length and reads_on(model)
+        self._varying = [module for module in model.modules() if _varies_with_length(module)]
+        self.varies_with_length = bool(self._varying)
+        is_as_at_once = not self._is_cut_by_length and not self.varies_with_length
+        self.continues = takes_state and is_as_at_once and reads_on(model)
         self._last_logits = last_logits(model)
         self._vocabulary = model.config.get_text_config().vocab_size
 
@@ -196,6 +204,9 @@ class Reader:
 
     def logits(self, texts: Sequence[Sequence[int]], state: Any = None) -> Iterator[tuple[int, int, Tensor]]:
         """(row, place, logits (t, V) in float32 of the t tokens of this row from that place on), piece by piece."""
+        for module in self._varying:
+            for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
+                setattr(module, name, 0)  # else transformers keeps the frequencies of a longer call before
         longest = max(map(len, texts))
         ids = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts], device=self.model.device)
         size = longest
@@ -215,3 +226,9 @@ class Reader:
                 if len(text) > start:
                     logits = output.logits[row, : len(text) - start]
                     yield row, start, logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _varies_with_length(module: nn.Module) -> bool:
+    """Whether these are rotary positions of LongRoPE (Phi-3 of 128k) or dynamic NTK, in some models by layer type."""
+    kind = getattr(module, "rope_type", None)
+    return not {"dynamic", "longrope"}.isdisjoint(kind.values() if isinstance(kind, dict) else [kind])

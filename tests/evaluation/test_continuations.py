@@ -1,8 +1,17 @@
 """Continuations are as likely as one pass over each request says, and what contexts share is read once."""
 
+import copy
+
 import pytest
 import torch
-from transformers import JambaConfig, JambaForCausalLM, RecurrentGemmaConfig, RecurrentGemmaForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    JambaConfig,
+    JambaForCausalLM,
+    RecurrentGemmaConfig,
+    RecurrentGemmaForCausalLM,
+)
 
 from tessera.evaluation import continuations
 from tessera.evaluation.continuations import Request, continuation_likelihoods, prefix_tree
@@ -78,19 +87,63 @@ def test_likelihoods_are_those_of_single_passes(name, monkeypatch):
             assert result.is_greedy == is_greedy
 
 
+@torch.no_grad()
+def of_its_length(model, request):
+    """From one call, in which the last token is asked about, and not read."""
+    context, continuation = request
+    scores = model(torch.tensor([[*context, *continuation[:-1]]])).logits[0, len(context) - 1 :].log_softmax(-1)
+    return float(scores.gather(1, torch.tensor(continuation)[:, None]).sum())
+
+
 @each_value(name=["armt around gpt2", "prmt around memory_mosaic"], alignment=["center", "right"])
 def test_texts_that_are_cut_by_their_length_do_not_depend_on_the_batch(name, alignment):
     """A row's segments are those of its own length, not of the longest in the batch."""
     model, drawn_requests = CASES[name].build(), requests()
     model.config.segment_alignment = alignment
-    values = []
-    for context, continuation in drawn_requests:
-        with torch.no_grad():  # the last token is asked about, and not read
-            scores = model(torch.tensor([[*context, *continuation[:-1]]])).logits[0, len(context) - 1 :].log_softmax(-1)
-        values.append(float(scores.gather(1, torch.tensor(continuation)[:, None]).sum()))
+    values = [of_its_length(model, request) for request in drawn_requests]
     for size in (1, 5):
         results = continuation_likelihoods(model, drawn_requests, batch_size=size)
         assert [one.log_likelihood for one in results] == pytest.approx(values, rel=REORDERED_FLOAT64)
+
+
+LONG = {"original_max_position_embeddings": 32, "short_factor": [1.0] * 4, "long_factor": [1.0, 3.0, 6.0, 9.0]}
+ROTARY = {
+    "longrope": {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, **LONG},
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "kind"), [("llama", "longrope"), ("llama", "dynamic"), ("gemma3_text", "longrope")]
+)
+def test_frequencies_that_depend_on_the_length_of_a_call_are_those_of_each_text(model_type, kind):
+    """Neither shared contexts, nor longer rows of a batch, nor longer calls before change them."""
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "intermediate_size": 32,
+        "head_dim": 8,
+    }
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 32}
+    rotary = ROTARY[kind]
+    if model_type == "gemma3_text":  # a type per layer type
+        plain, heads["layer_types"] = (
+            {"rope_type": "default", "rope_theta": 1e4},
+            ["sliding_attention", "full_attention"],
+        )
+        rotary = {"full_attention": rotary, "sliding_attention": plain}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, **sizes, **heads, rope_parameters=rotary, initializer_range=0.5)
+    model = AutoModelForCausalLM.from_config(config).double().eval()
+    drawn_requests = [
+        *requests(),
+        Request(*drawn(20, 2)),
+    ]  # shots, and this text, are shorter than 32, the others longer
+    values = [of_its_length(copy.deepcopy(model), request) for request in drawn_requests]
+    for size in (1, 5):
+        results = continuation_likelihoods(model, drawn_requests, batch_size=size)
+        assert [one.log_likelihood for one in results] == pytest.approx(values, rel=1e-5)
 
 
 def test_the_likeliest_continuation_is_greedy():
