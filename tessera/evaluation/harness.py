@@ -24,7 +24,9 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
+from tokenizers.processors import TemplateProcessing
 
+from tessera.base.beginnings import BEGINS_WITH_BOS, opening_tokens
 from tessera.base.errors import TesseraError, did_you_mean, expect
 from tessera.data.encoding import num_ids
 from tessera.evaluation.continuations import Request, continuation_likelihoods
@@ -54,7 +56,7 @@ class TesseraLM(HFLM):
             model out (Memory Mosaics v2, tables 2 and 6). batch_size: rows per call. max_length: the longest request in
             tokens (default: the positions that the model has learned or states; none for models without positions).
         dtype: of the weights: float32, bfloat16 or float64. device: such as cuda or cpu. add_bos_token,
-            prefix_token_id: as of the harness's backend.
+            prefix_token_id: as of the harness's backend; without the first a run begins texts as its training did.
     Raises `TesseraError`: an unknown argument, a folder without a model, and later each request that is too long.
     """
 
@@ -93,13 +95,19 @@ class TesseraLM(HFLM):
         stated = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self.longest: int | None = max_length or longest or stated
         self.long_term_memory = getattr(model.config, "recalls_long_term", None)
+        tokenizer = load_tokenizer(str(pretrained))
+        self.begins_as_trained = add_bos_token is None and tokenizer.init_kwargs.get(BEGINS_WITH_BOS) is not None
+        if self.begins_as_trained:  # whatever its template says
+            special = [tokenizer.bos_token] * len(opening_tokens(tokenizer))
+            known = [(token, tokenizer.bos_token_id) for token in special]
+            tokenizer.backend_tokenizer.post_processor = TemplateProcessing([*special, "$A"], None, known)
         logger = logging.getLogger("lm_eval.models.huggingface")
         level = logger.level
         logger.setLevel(logging.ERROR)  # it warns of what is meant: a model in place of its name
         try:
             super().__init__(
                 pretrained=model.to(device, PRECISIONS[dtype]),
-                tokenizer=load_tokenizer(str(pretrained)),
+                tokenizer=tokenizer,
                 backend="causal",
                 batch_size=int(batch_size),
                 add_bos_token=add_bos_token,
@@ -176,7 +184,8 @@ class TesseraLM(HFLM):
         windows: list[tuple[None, list[int], list[int]]] = []
         owners: list[int] = []
         for number, request in enumerate(requests):
-            tokens = self.tok_encode(request.args[0])
+            # The prefix token begins the text.
+            tokens = self.tok_encode(request.args[0], add_special_tokens=False if self.begins_as_trained else None)
             pieces = get_rolling_token_windows(tokens, self.prefix_token_id, min(self.max_length, len(tokens) + 1), 1)
             for context, continuation in map(make_disjoint_window, pieces if tokens else ()):
                 windows.append((None, context, continuation))

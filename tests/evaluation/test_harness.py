@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import shutil
 import subprocess
 import sys
 
@@ -11,13 +12,16 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel
 
+from tessera.base.beginnings import BEGINS_WITH_BOS
 from tessera.data.tokenizers import byte_tokenizer
+from tessera.evaluation.continuations import Request, continuation_likelihoods
 from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.memory_mosaic import MemoryMosaicConfig, MemoryMosaicForCausalLM
 from tessera.models.memory_mosaic_v2 import MemoryMosaicV2Config, MemoryMosaicV2ForCausalLM
 from tessera.models.saving.loading import load_model, load_tokenizer
 from tessera.models.transformer import transformer_config
 from tests import refusals
+from tests.cli.test_beginnings import BOS, tokenizer_with
 from tests.covering import some
 
 pytest.importorskip("lm_eval")
@@ -224,6 +228,24 @@ def test_answers_end_at_every_end_token_of_the_model(folders, tmp_path):
     expected = backend(tmp_path, batch_size=3, dtype=torch.float64).generate_until(prompts, disable_tqdm=True)
     assert expected != without_second_end, "the second end token ends nothing"
     assert ours(tmp_path, dtype="float64", batch_size=3).generate_until(prompts, disable_tqdm=True) == expected
+
+
+@pytest.mark.parametrize("begins", [True, False], ids=["BOS", "no BOS"])
+def test_a_run_begins_texts_as_its_training_did(folders, tmp_path, begins):
+    """Where its tokenizer's template says the opposite; what is asked for (`add_bos_token`) goes before."""
+    shutil.copytree(folders["v2"], tmp_path, dirs_exist_ok=True)
+    tokenizer = tokenizer_with(not begins)
+    tokenizer.init_kwargs[BEGINS_WITH_BOS] = begins
+    tokenizer.save_pretrained(tmp_path)
+    model, opening = ours(tmp_path, dtype="float64"), [BOS] * begins
+    assert model.tok_encode("A king") == opening + list(b"A king")
+    assert model.tok_batch_encode(["A king"])[0].tolist() == [opening + list(b"A king")]
+    single = Request([*opening, *b"A king"], list(b" had")), Request([BOS], list(b"A king"))
+    expected = [one.log_likelihood for one in continuation_likelihoods(model.model, single)]
+    [(said, _)] = model.loglikelihood([HarnessRequest("A king", " had")], disable_tqdm=True)
+    [rolling] = model.loglikelihood_rolling([HarnessRequest("A king")], disable_tqdm=True)
+    assert [said, rolling] == pytest.approx(expected, rel=1e-9)
+    assert ours(tmp_path, add_bos_token=not begins).tok_encode("A") == [BOS] * (not begins) + list(b"A")
 
 
 def test_long_term_memories_are_left_out(folders, tasks):
