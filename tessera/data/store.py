@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 FORMAT = 2  # 1 kept byte order marks and the line ends of Windows
 TOKENS, DOCUMENTS, DESCRIPTION = "tokens.bin", "documents.bin", "store.json"
+COUNTED_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,14 @@ class TokenStore:
     def document_starts(self) -> np.ndarray:
         """Index of the first token of each document, ascending."""
         return np.memmap(self.folder / DOCUMENTS, dtype="<i8", mode="r")
+
+    @cached_property
+    def token_counts(self) -> np.ndarray:
+        """How often each token id up to the largest occurs; one pass over the tokens."""
+        counts = np.zeros(self.description.largest_token + 1, np.int64)
+        for start in range(0, len(self.tokens), COUNTED_AT_ONCE):
+            counts += np.bincount(self.tokens[start : start + COUNTED_AT_ONCE], minlength=len(counts))
+        return counts
 
     def document_ids(self, start: int, stop: int) -> np.ndarray:
         """The number of the document that each token of `tokens[start:stop]` belongs to."""

@@ -5,9 +5,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from tessera.data import store as store_module
 from tessera.data.sources import text_source
 from tessera.data.store import StoreDescription, TokenStore, open_or_build
 from tessera.data.windows import Split, TrainingWindows, ValidationWindows, shuffled, stacked
@@ -116,6 +117,17 @@ def test_unknown_text_counts_with_all_of_its_bytes(tmp_path, text, expected):
     tokenizer = tokenizer_of(["<unk>", "</s>", "a", "b", "\u2581"], eos_token="</s>", unk_token="<unk>")
     tokenizer.backend_tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
     assert tokens_per_byte(tmp_path, tokenizer, text) == expected
+
+
+@pytest.mark.parametrize("scheme", ["never", "first"])
+@pytest.mark.parametrize(("text", "size", "tokens"), [("a    b", 6, 3), ("ﬁﬁ a", 8, 6)])
+def test_a_text_that_its_tokenizer_changes_counts_with_its_own_bytes(tmp_path, monkeypatch, scheme, text, size, tokens):
+    monkeypatch.setattr(store_module, "COUNTED_AT_ONCE", 7)
+    tokenizer = tokenizer_of(["a", "b", "f", "i", "\u2581"])
+    changes = [normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(changes)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    assert tokens_per_byte(tmp_path, tokenizer, text) == pytest.approx((tokens + (scheme == "first")) / size)
 
 
 @pytest.mark.parametrize("scheme", ["never", "first"])
