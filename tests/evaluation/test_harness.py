@@ -43,6 +43,7 @@ BUILDERS = {
         transformer_config(positions="rope", max_positions=400, **SIZES)
     ),
 }
+NO_OTHERS = {"include_defaults": False}
 TASKS = ["local_choice", "local_perplexity", "local_generation"]
 
 
@@ -139,7 +140,7 @@ def samples(model, tasks, names=TASKS):
     from lm_eval.tasks import TaskManager
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    manager = TaskManager(include_path=str(tasks), include_defaults=False)
+    manager = TaskManager(include_path=str(tasks), **NO_OTHERS)
     results = simple_evaluate(model=model, tasks=list(names), task_manager=manager, bootstrap_iters=0)
     answers = {
         name: [sample["filtered_resps"] for sample in sorted(results["samples"][name], key=lambda one: one["doc_id"])]
@@ -310,7 +311,9 @@ def test_a_model_that_sees_what_it_predicts_is_refused(tmp_path):
     refusals.refused("see no later token when it predicts one; got BertLMHeadModel", ours, tmp_path)
 
 
-def test_eval_with_tasks(folders, tasks, tessera, done, refused):
+def test_eval_with_tasks(folders, tasks, tessera, done, refused, monkeypatch):
+    from tessera.evaluation import harness
+
     options = ("--include-path", tasks, "--batch-size", 4)
     command = ("eval", folders["v2"], *options)
     out, _ = done(*command, "--tasks", ",".join(TASKS[:2]), "--json", "--without-long-term-memory")
@@ -331,6 +334,11 @@ def test_eval_with_tasks(folders, tasks, tessera, done, refused):
     assert sum(choices) / len(choices) == pytest.approx(accuracy)
     assert all(row["prompt"].endswith("Answer:") for row in rows if row["task"] == "local_generation")
     refused("--include-path must be left out without --tasks", *command, "--task", "mqmtar")
+    refused("--tasks must name a task; got none", *command, "--tasks", ",")
+    # The harness's own ten thousand files are not read for this.
+    few = harness.TaskManager
+    monkeypatch.setattr(harness, "TaskManager", lambda include_path, **_: few(include_path=include_path, **NO_OTHERS))
+    refused("--tasks local_choise must load; got: ", *command, "--tasks", "local_choise")
     # The shots leave no room in 400 positions.
     status, _, err = tessera("eval", folders["transformer"], *options, "--tasks", TASKS[0], "--max-length", 60)
     assert (status, "a request must have at most 60 tokens; got " in err.splitlines()[-1]) == (2, True)
