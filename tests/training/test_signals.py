@@ -88,14 +88,18 @@ def test_ctrl_c_writes_a_checkpoint_and_prints_the_command_that_goes_on(command,
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_each_signal_asks_for_a_stop_and_a_second_one_stops_at_once(number):
-    interruption, before = Interruption(), signal.getsignal(number)
-    with interruption.listening():
-        assert not interruption.is_requested
-        signal.raise_signal(number)
-        assert interruption.is_requested
-        with pytest.raises(KeyboardInterrupt):
+    outside = signal.signal(number, signal.default_int_handler)  # under nohup SIGHUP is ignored, and stays so
+    try:
+        interruption = Interruption()
+        with interruption.listening():
+            assert not interruption.is_requested
             signal.raise_signal(number)
-    assert signal.getsignal(number) is before
+            assert interruption.is_requested
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(number)
+        assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(number, outside)
 
 
 def test_a_signal_inside_a_write_is_heard(monkeypatch):
