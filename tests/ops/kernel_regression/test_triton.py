@@ -157,7 +157,7 @@ def test_scores_whose_sum_the_type_does_not_hold(triton_device, dtype, slope):
     tensors["slope"] = torch.full_like(tensors["slope"], slope)
     tensors["intercept"] = torch.zeros_like(tensors["intercept"])
     actual, expected = (
-        regress(NormalizedReLU(), tensors, *given, window=Window())["output"].double().cpu()
+        regress(tensors, NormalizedReLU(), *given, window=Window())["output"].double().cpu()
         for given in (("triton", dtype, triton_device), ("reference", torch.float64, "cpu"))
     )
     torch.testing.assert_close(actual, expected, rtol=0, atol=8 * torch.finfo(dtype).eps)
