@@ -132,6 +132,19 @@ def test_a_row_of_several_rates_shows_the_best_of_comparable_seeds(losses, shown
     assert row == f"| Mosaic v2, Gaussian | 1 | 2,440 | {cells}"
 
 
+def test_during_training_each_model_is_at_the_rate_that_is_best_by_then():
+    runs = planned("long", models=("mosaic_v2",))
+    at_rate = {"0.001": [4.0, 3.0, 2.5, 2.2, 2.0], "0.003": [3.0, 2.8, 2.6, 2.4, 2.2]}
+    records = {}
+    for rate, losses in at_rate.items():
+        key = f"mosaic_v2 gaussian/1 block/rate {rate}, seed 0"
+        records[key] = made = record(runs[key], losses[-1])
+        made.outcome["validation"] = [[10 * step, loss] for step, loss in enumerate(losses, 1)]
+    heading, _, row = tables(records)["Validation loss during training"].splitlines()
+    assert heading.endswith("| 10 tokens | 20 tokens | 30 tokens | 40 tokens | 50 tokens |")
+    assert row == "| 1 | Mosaic v2, Gaussian | 3.000 | 2.800 | 2.500 | 2.200 | 2.000 |"
+
+
 def test_compact_kernels_of_v2_are_compared_with_its_own_gaussian_kernel():
     runs = planned("long", kernels=("gaussian", "biweight"))
     losses = {"mosaic gaussian": 3.0, "mosaic_v2 gaussian": 4.0, "mosaic_v2 biweight": 3.75}

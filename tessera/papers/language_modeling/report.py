@@ -1,6 +1,6 @@
 """Language models by depth and by kernel, the rates that were tried, and the settings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -52,7 +52,12 @@ def by_row(records: Mapping[str, Record]) -> dict[Row, list[Record]]:
     return at_best_rate
 
 
-def loss_by_rate(records: Sequence[Record]) -> dict[float, float]:
+def loss(record: Record) -> float:
+    """On validation text at the end, nats per token."""
+    return record.outcome["loss"]
+
+
+def loss_by_rate(records: Sequence[Record], loss: Callable[[Record], float] = loss) -> dict[float, float]:
     """Mean loss at each rate over the seeds that were trained at every rate.
 
     Where there is no such seed, of the rates of the seed that has most: those of other seeds compare with none.
@@ -66,11 +71,6 @@ def loss_by_rate(records: Sequence[Record]) -> dict[float, float]:
     compared = max(rates_of.values(), key=len)
     seeds = [seed for seed, rates in rates_of.items() if rates >= compared]
     return {rate: fmean(losses[rate][seed] for seed in seeds) for rate in losses if rate in compared}
-
-
-def loss(record: Record) -> float:
-    """On validation text at the end, nats per token."""
-    return record.outcome["loss"]
 
 
 def _loss_cell(seeds: Sequence[Record]) -> str:
@@ -102,6 +102,7 @@ def tables(records: Mapping[str, Record]) -> dict[str, str]:
             "Validation loss by depth": _by_depth(rows),
             "Validation loss by kernel": _by_kernel(rows),
             "Gain from context": gain_from_context(rows),
+            "Validation loss during training": _during_training(of_text),
             "Learning rates": _rates(of_text),
             "Settings": settings_of([record for seeds in rows.values() for record in seeds], SETTINGS),
         }
@@ -170,6 +171,28 @@ def _by_kernel(rows: Rows) -> str:
                     lines[-1] += [_loss_cell(seeds), "" if name == gaussian else _difference_cell(seeds, theirs)]
     columns = [heading for depth in depths for heading in (blocks(depth), "minus Gaussian")]
     return markdown(["kernel", "seeds", *columns], lines)
+
+
+def _during_training(records: Mapping[str, Record]) -> str:
+    """After each fifth of the tokens, every model at its best rate by then; nothing where one rate was tried."""
+    tried = grouped(having(records, part=language.MAIN), lambda s: (s.num_layers, list(NAMES).index(s.name)))
+    checks = next(iter(tried.values()))[0].outcome["validation"] if tried else []
+    has_one_rate = any(len({one.configuration.learning_rate for one in row}) == 1 for row in tried.values())
+    if has_one_rate or len(checks) < 5:
+        return ""
+    fifths = range(len(checks) // 5 - 1, len(checks), len(checks) // 5)
+
+    def best(row: Sequence[Record], check: int) -> float:
+        def loss_then(record: Record) -> float:
+            return record.outcome["validation"][check][1]
+
+        return min(loss_by_rate(row, loss_then).values())
+
+    lines = [
+        [depth, [*NAMES.values()][name], *(f"{best(tried[depth, name], check):.3f}" for check in fifths)]
+        for depth, name in sorted(tried)
+    ]
+    return markdown(["blocks", "model", *(f"{checks[check][0]:,} tokens" for check in fifths)], lines)
 
 
 def _rates(records: Mapping[str, Record]) -> str:
