@@ -70,6 +70,24 @@ def test_scores_whose_sum_float32_does_not_hold(kernel):
     torch.testing.assert_close(1e38 * scores.grad.double(), 1e38 * exact.grad, rtol=0, atol=1e-5)
 
 
+def test_a_least_sum_divides_rows_that_sum_to_less_and_is_a_constant_there():
+    scores = torch.tensor([[0.1, 0.2, -1.0], [0.4, 0.9, 0.3], [0.25, 0.25, 0.0]], dtype=torch.float64)
+    scores, grad = scores.requires_grad_(), torch.tensor([[1.0, -2.0, 0.5]] * 3, dtype=torch.float64)
+    expected = scores.relu() / scores.relu().sum(-1, keepdim=True).clamp_min(0.5)
+    expected_gradient = torch.autograd.grad(expected, scores, grad)
+    weights = NormalizedReLU(min_total=0.5).weights(scores)
+    torch.testing.assert_close(weights, expected)
+    torch.testing.assert_close(torch.autograd.grad(weights, scores, grad), expected_gradient)
+
+
+@pytest.mark.parametrize("largest", [1e-33, 1e-29])
+def test_the_floor_of_normalised_responses_is_0_where_they_are_told_apart_from_none(largest):
+    """Else an index that leaves out pairs below the floor would leave out what the uniform fall-back gives weight."""
+    is_uniform = bool(NormalizedReLU().weights(torch.tensor([[largest, -1.0]]))[0, 1] > 0)
+    assert is_uniform == (largest < 1e-31)
+    assert NormalizedReLU().score_floor(torch.tensor(largest)).item() == (-torch.inf if is_uniform else 0.0)
+
+
 @FUNCTION
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_functions_take_any_dtype_and_dimension_absent_entries_and_nan(function, dtype):

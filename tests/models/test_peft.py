@@ -291,6 +291,16 @@ def test_each_document_begins_behind_the_prefix(name):
     refused("output_attentions must be False where a prefix has several", tuned, **packed, output_attentions=True)
 
 
+@pytest.mark.grid
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+@torch.no_grad()
+def test_a_compiled_program_has_the_prefix_before_a_document_of_any_number():
+    tuned, ids = prefixed(CASES["v1 published"].build()).eval(), tokens(3, 15)
+    torch._dynamo.reset()
+    compiled = torch.compile(tuned, backend="eager")(input_ids=ids, document_ids=torch.full_like(ids, 7))
+    torch.testing.assert_close(compiled.logits, tuned(input_ids=ids).logits)
+
+
 @pytest.mark.parametrize("name", ["v1 published", "v2 gaussian"])
 def test_a_prefix_learns_from_packed_rows(name):
     """Of transformers' collator, as from each text alone; v2 is read with the delay of inference."""

@@ -273,7 +273,16 @@ def test_no_sentence_comes_twice_before_all_have_come():
         assert again[-1].first == spans[0].first, "from the first place on"
 
 
-def test_books_and_stories_are_read_again_when_they_are_others(tmp_path):
+def test_stories_are_read_again_when_they_are_others(tmp_path):
+    for place in ("bathroom", "kitchen"):
+        story = f"1 Mary moved to the {place}.\n2 Where is Mary? \t{place}\t1\n"
+        for split in ("train", "test"):
+            (tmp_path / f"qa1_x_{split}.txt").write_text(50 * story)
+        (sample,) = BABILong("qa1", stories=str(tmp_path), **SMALL).sample(1, 0, "test").details
+        assert sample.question.answer == place
+
+
+def test_books_are_read_again_when_they_are_others(tmp_path):
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.txt").write_text(f"The old book {name} is read by nobody who lives in this house. " * 40)
     task = partial(BABILong, length=128, vocab_size=250, noise=str(tmp_path))
