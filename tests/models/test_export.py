@@ -10,7 +10,6 @@ from torch.export import AdditionalInputs, export
 from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
 
 from tessera.memories.linear_attention import VARIANTS
-from tests.covering import some
 from tests.models.contract import CASES, Case, tokens, v1, without_dropout
 from tests.refusals import refused
 from tests.tolerances import REORDERED_FLOAT32, close
@@ -166,7 +165,8 @@ def test_compiled_the_loss_is_the_same_and_so_are_the_gradients_in_training(name
     torch.testing.assert_close(*results, rtol=REORDERED_FLOAT32, atol=REORDERED_FLOAT32)
 
 
-@some("name", ONE_GRAPH[:-1], by_default=["v1 published"])
+@pytest.mark.grid
+@pytest.mark.parametrize("name", ONE_GRAPH[:-1])
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 def test_one_graph_goes_on_behind_a_state_of_any_length(name):
     """Also behind one that was made in inference mode, and written to by nobody else."""
