@@ -186,8 +186,10 @@ class SegmentRunner:
     def run(self, segment: Segment, state: MemoryState | None) -> SegmentResult:
         """Read `segment` after the memory `state` (None: nothing was read), whose rows may serve several each."""
         is_empty, rows = state is None, segment.embeddings.shape[0]
-        state = self.model.unread(rows) if state is None else state.to(segment.embeddings.device)
-        if segment.close or not self.model.is_shared:
+        has_rows = segment.close or not self.model.is_shared
+        # Nothing reads or writes the zeros of an unread memory in the midst of a segment.
+        state = self.model.unread(rows * has_rows) if state is None else state.to(segment.embeddings.device)
+        if has_rows:
             state = state.for_batch(rows)
         front = self.front if segment.cache is None else 0
         back = self.config.num_memory_tokens if segment.close else 0
