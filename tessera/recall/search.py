@@ -177,7 +177,9 @@ class _Reader:
         dropped = torch.zeros_like(floor)
         if self.is_unbounded and len(candidates.scores):
             for rows, scores, _, _ in candidates.padded():
-                dropped[rows] = (LEAF * (unread[rows] - scores.logsumexp(1, keepdim=True)).exp()).sum(1)
+                shares = (unread[rows] - scores.logsumexp(1, keepdim=True)).exp()
+                # Of a query that sees no pair a share would be 0 / 0.
+                dropped[rows] = LEAF * shares.masked_fill(unread[rows] == -torch.inf, 0.0).sum(1)
         num_read = LEAF * is_read.sum(1) + self.length - self.filed
         columns_of_certificate = (floor, largest_unread, num_read, sizes, dropped)
         certificate = Certificate(*(column.view(self.heads, self.count) for column in columns_of_certificate))

@@ -234,6 +234,15 @@ def test_the_gaussian_says_how_much_weight_it_may_have_left_out():
     torch.testing.assert_close(recalled.output, output, rtol=0, atol=1e-3)
 
 
+def test_of_a_query_that_sees_no_pair_nothing_is_left_out():
+    """It was not a number: no certificate of a window's first query was exact, and no sum over queries told anything."""
+    keys, values = near_a_plane(2, 1500, 12), random(2, 1500, 3, seed=9)
+    index = tessera.recall.build(keys, values)
+    recalled = index.recall(keys[:, :2], kernel="gaussian", slope=1.0, window=Window(delay=1), tolerance=0.0)
+    assert recalled.certificate.dropped_weight.tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    assert recalled.certificate.is_exact
+
+
 @pytest.mark.parametrize("kernel", ["gaussian", "gaussian_knn", "sparsemax", "triweight"])
 def test_a_wide_head_beside_a_narrow_one_changes_no_certificate(kernel):
     """Rows of many candidates and of few are solved apart: each by its own floor, rounding and unread leaves."""
