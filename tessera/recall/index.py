@@ -59,8 +59,8 @@ class PairIndex:
         """An index without the pairs at these places, counted from 0 in the order in which pairs were given."""
         if places.dtype in (torch.int8, torch.uint8, torch.int16, torch.int32):
             places = places.long()
-        are_there = bool(((places >= 0) & (places < len(self))).all())
-        expect(are_there, "delete", "places", f"lie in 0..{len(self) - 1}", places.tolist())
+        others = places[(places < 0) | (places >= len(self))]
+        expect(len(others) == 0, "delete", "places", f"lie in 0..{len(self) - 1}", others[:3].tolist())
         return replace(self, kept=self._which_are_kept().index_fill(0, places, False))
 
     def merge(self, other: Self) -> Self:
@@ -101,7 +101,8 @@ class PairIndex:
         expected = f"(H, Q, K) of {keys.dtype} with H = {keys.shape[1]} and K = {keys.shape[3]}"
         expect(agrees, "recall", "queries", f"be {expected}", f"{tuple(queries.shape)} of {queries.dtype}")
         agree = (query_documents is None) == (self.pairs.documents is None)
-        expect(agree, "recall", "query_documents", "be given where pairs have documents, and only there", None)
+        got = "none" if query_documents is None else "some, of pairs without"
+        expect(agree, "recall", "query_documents", "be given where pairs have documents, and only there", got)
         if query_documents is not None:
             right = query_documents.shape == (count,) and not query_documents.is_floating_point()
             got = f"{tuple(query_documents.shape)} of {query_documents.dtype}"

@@ -352,7 +352,7 @@ def test_bandwidths_are_those_of_the_operation():
         ({"slope": -1.0}, "slope"),
         ({"tolerance": -1e-6}, r"tolerance must lie in \[0, 1\); got -1e-06"),  # 32 leaves were read, and no more
         ({"tolerance": torch.nan}, "tolerance"),
-        ({"query_documents": torch.zeros(1, dtype=torch.long)}, "query_documents"),
+        ({"query_documents": torch.zeros(1, dtype=torch.long)}, "query_documents must be given where .* got some, of"),
         ({"kernel": "nothing"}, "unknown kernel"),
         ({"window": Window(delay=torch.tensor([1, 2]))}, "delay"),
     ],
@@ -382,6 +382,8 @@ def test_places_and_documents_are_whole_numbers_of_any_size():
     assert index.delete(torch.tensor([3], dtype=torch.int32)).kept.tolist() == [place != 3 for place in range(20)]
     for places in (torch.ones(20, dtype=torch.bool), torch.tensor([0.5])):
         refused("places", index.delete, places)
+    with pytest.raises(TesseraError, match=r"lie in 0..19; got \[20, 21, 22\]\.$"):  # not all that are there
+        index.delete(torch.arange(10_000))
     for documents in (torch.zeros(9, dtype=torch.long), torch.zeros(20)):
         refused(r"documents must be integers \(20,\)", tessera.recall.build, keys, values, documents)
     for documents in (torch.zeros(9, dtype=torch.long), torch.zeros(1)):
