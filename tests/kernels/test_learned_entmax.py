@@ -89,6 +89,15 @@ def test_weights_and_bandwidths_of_chosen_queries_are_those_of_each_head_alone()
         torch.testing.assert_close(seen.bandwidth[:, one], expected.bandwidth, rtol=0, atol=1e-9)
 
 
+def test_chosen_queries_have_the_alphas_and_slopes_of_theirs():
+    key, value = normalize(drawn(1, 2, 12, 5), dim=-1), drawn(1, 2, 12, 4, seed=1)
+    alphas = torch.linspace(1.2, 1.8, 12, dtype=torch.float64)
+    for slope in (torch.tensor(9.0, dtype=torch.float64), torch.linspace(3, 9, 12, dtype=torch.float64)):
+        call = Call(key, key, value, EntmaxOfRows(alphas[:, None]), slope, window=Window())
+        answers = kernel_regression(key, key, value, kernel=call.kernel, slope=slope, window=Window())
+        close(chosen_query_weights(call, [5, 11]).weights @ value, answers[:, :, [5, 11]])
+
+
 def test_heads_start_alike_stay_in_bounds_and_learn():
     layer = LearnedAlpha(3, Entmax(alpha=1.25, lowest=1.1, highest=1.8))
     torch.testing.assert_close(layer.alpha, torch.full((3,), 1.25))

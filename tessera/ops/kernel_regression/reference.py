@@ -10,6 +10,7 @@ from torch import Tensor
 from tessera.base.devices import device_type, is_exporting
 from tessera.base.precision import without_autocast
 from tessera.base.shapes import Float, Int
+from tessera.kernels import Kernel, RowKernel
 from tessera.ops.kernel_regression.call import Call
 
 NARROW = (torch.float16, torch.bfloat16)
@@ -81,6 +82,7 @@ def _one(call: Call, query: int) -> tuple[Tensor, Tensor, Tensor]:
     call = replace(
         call,
         query=call.query[:, :, here],
+        kernel=_of_query(call.kernel, here),
         slope=_at(call.slope, here),
         intercept=None if call.intercept is None else _at(call.intercept, here),
         query_offset=call.query_offset + query,
@@ -98,4 +100,11 @@ def _one(call: Call, query: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def _at(scale: Tensor, here: slice) -> Tensor:
     """Slope or intercept, broadcast to (B, H, T), at one query."""
-    return scale[..., here] if scale.shape[-1] > 1 else scale
+    return scale if scale.shape[-1:] in ((), (1,)) else scale[..., here]
+
+
+def _of_query(kernel: Kernel, here: slice) -> Kernel:
+    """`kernel`, whose row parameter may differ from query to query, at one query."""
+    if not isinstance(kernel, RowKernel) or kernel.row_parameter is None:
+        return kernel
+    return kernel.with_row_parameter(_at(kernel.row_parameter.squeeze(-1), here).unsqueeze(-1))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tessera.base.devices import device_type, is_imagined
+from tessera.kernels import RowKernel
 from tessera.ops.kernel_regression import fused
 from tessera.ops.kernel_regression.call import Call
 
@@ -19,7 +20,7 @@ def is_one_sequence(call: Call) -> bool:
     That saves the gradients of B copies of the pairs. PyTorch's fused attention goes backward with one thread for each
     sequence and head, and Triton's kernels with one program for each head and block of pairs: so on CPUs alone, and
     with as many heads as threads. All queries must see the same pairs with the same scale: no window, no documents,
-    no scale that differs from step to step.
+    no scale, and no alpha, that differs from step to step.
     """
     query = call.query
     if torch.compiler.is_compiling() or device_type(query) != "cpu" or 1 in (query.shape[0], query.shape[2]):
@@ -32,7 +33,9 @@ def is_one_sequence(call: Call) -> bool:
         return False
     if call.window is not None or call.pair_documents is not None:
         return False
-    scales = [scale for scale in (call.slope, call.intercept) if scale is not None]
+    of_rows = call.kernel.row_parameter if isinstance(call.kernel, RowKernel) else None
+    each = (call.slope, call.intercept, None if of_rows is None else of_rows[..., 0])
+    scales = [scale for scale in each if scale is not None]
     per_head = all(scale.shape[-1:] in ((), (1,)) and (scale.dim() < 3 or scale.shape[0] == 1) for scale in scales)
     # An imagined CPU has the threads of no machine in particular.
     return per_head and (is_imagined() or query.shape[1] >= torch.get_num_threads())

@@ -1,11 +1,13 @@
 """Pairs that all sequences share are those pairs given to each: output and all gradients."""
 
+import math
+
 import pytest
 import torch
 
 from tessera.base import devices
 from tessera.base.errors import TesseraError
-from tessera.kernels import Gaussian, NormalizedReLU
+from tessera.kernels import EntmaxOfRows, Gaussian, NormalizedReLU
 from tessera.ops.kernel_regression import Call, Window, intercepted, kernel_regression, shared_pairs
 from tests.kernels.contract import all_kernels, identifier
 from tests.ops.kernel_regression.cases import regress
@@ -58,6 +60,19 @@ def test_what_differs_between_sequences_or_steps_is_kept():
     for options in ({"window": Window()}, documents, {"intercept": torch.rand(B, H, 1).double()}):
         actual, expected = (answers(parts, "epanechnikov", **options) for answers in (shared, given_to_each))
         assert_within(actual, expected, REORDERED_FLOAT64)
+
+
+@pytest.mark.parametrize("shape", [(H, 1, 1), (B, 1, 1, 1), (B, H, 1, 1), (B, H, 5, 1), (5, 1)], ids=str)
+@pytest.mark.parametrize("backend", ["chunked", "reference"])
+def test_alphas_may_differ_between_sequences_and_steps(shape, backend):
+    """Those of the first sequence answered for all where the reference was asked, and others were a traceback."""
+    query, key, value, slope, above = tensors(5).values()
+    results = []
+    for pairs in ((key, value), (key.repeat(B, 1, 1, 1), value.repeat(B, 1, 1, 1))):
+        alpha = torch.linspace(1.2, 1.9, math.prod(shape), dtype=torch.float64).view(shape).requires_grad_()
+        answer = kernel_regression(query, *pairs, kernel=EntmaxOfRows(alpha), slope=slope, backend=backend)
+        results.append([answer, *torch.autograd.grad((answer * above).sum(), alpha)])
+    assert_within(*results, REORDERED_FLOAT64)
 
 
 def test_it_is_asked_as_one_sequence_where_that_is_cheaper(monkeypatch):
