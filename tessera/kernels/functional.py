@@ -20,6 +20,8 @@ from tessera.kernels.normalized_relu import NormalizedReLU
 from tessera.kernels.rectified_polynomial import Epanechnikov, RectifiedPolynomial
 from tessera.kernels.relumax import ReLUmax
 
+LEAST_OF_NEWTON = 1.01  # alpha: closer to 1, a power of 1 / (alpha - 1) loses more than two of float32's digits
+
 
 @explains_mistakes
 def entmax(
@@ -27,14 +29,14 @@ def entmax(
 ) -> Float[Tensor, "*shape"]:
     """alpha-entmax, `[(alpha - 1) s_i - tau]_+^(1 / (alpha - 1))` with tau such that it sums to 1; alpha of at least 1.
 
-    alpha = 1 is softmax, alpha = 2 sparsemax. A number up to 2 costs one to three passes of Newton's method. A tensor,
-    which broadcasts against `scores` with size 1 along `dim` and may be learned, must be above 1; it and numbers above
-    2 cost a pass for each binary digit.
+    alpha = 1 is softmax, alpha = 2 sparsemax. A number from 1.01 to 2 costs one to three passes of Newton's method. A
+    tensor, which broadcasts against `scores` with size 1 along `dim` and may be learned, must be above 1; it and other
+    numbers cost a pass for each binary digit.
     """
     if not isinstance(alpha, Tensor):
         is_number = isinstance(alpha, int | float) and not isinstance(alpha, bool) and 1 <= alpha < float("inf")
         expect(is_number, "entmax", "alpha", "be a finite number of at least 1", alpha)
-        if alpha <= 2:
+        if alpha == 1 or LEAST_OF_NEWTON <= alpha <= 2:
             return _along(scores, dim, Gaussian() if alpha == 1 else RectifiedPolynomial(order=1 / (alpha - 1)))
         alpha = torch.tensor(alpha, dtype=torch.float64, device=scores.device)
     expect(scores.is_floating_point(), "entmax", "scores", "be floating-point numbers", scores.dtype)
@@ -120,18 +122,19 @@ class _AnyAlpha(torch.autograd.Function):
         smallest score s with weight, and how far u it lies above tau: `p_i = [u +
         (alpha - 1) (s_i - s)]^(1 / (alpha - 1))`, in digits of u, or of the weight of s where alpha is above 2.
         """
-        power = 1 / (alpha - 1)
+        excess = _excess(alpha)
+        power = 1 / excess
         ordered = scores.sort(-1, descending=True).values
         rank = torch.zeros_like(ordered[..., :1], dtype=torch.long)
         for bit in reversed(range(scores.shape[-1].bit_length())):
             tried = rank + (1 << bit)
             smallest = ordered.gather(-1, tried.clamp(max=scores.shape[-1] - 1))
-            above = ((alpha - 1) * (scores - smallest).clamp(min=0)).pow(power).sum(-1, keepdim=True)
+            above = (excess * (scores - smallest).clamp(min=0)).pow(power).sum(-1, keepdim=True)
             rank = torch.where((tried < scores.shape[-1]) & (above < 1), tried, rank)
         smallest = ordered.gather(-1, rank)
-        distance = (alpha - 1) * torch.where(scores == smallest, 0.0, scores - smallest)
+        distance = excess * torch.where(scores == smallest, 0.0, scores - smallest)
         logs = distance.clamp(min=0).log()  # of what underflows by itself
-        digits = (alpha - 1).clamp(min=1)
+        digits = excess.clamp(min=1)
         low = torch.zeros_like(smallest)
         width = torch.ones_like(smallest)
         for _ in range(STEPS[scores.dtype]):
@@ -150,17 +153,26 @@ class _AnyAlpha(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
         """Those of the scores, and of alpha."""
         _, alpha, p = ctx.saved_tensors
-        is_inside = p != 0
-        logs = torch.where(is_inside, (2 - alpha) * p.log(), -torch.inf)
+        excess, is_inside = _excess(alpha), p != 0
+        log_p = torch.where(is_inside, p, 1.0).log()
+        logs = torch.where(is_inside, log_p - excess * log_p, -torch.inf)
         share = logs.softmax(-1).where(is_inside, 0.0)
-        d_scores = torch.where(is_inside, logs.exp() * (grad - (share * grad).sum(-1, keepdim=True)), 0.0)
+        above = grad - (share * grad).sum(-1, keepdim=True)
+        d_scores = torch.where(is_inside, logs.exp() * above, 0.0)
         # All sum to 0; the one with the largest share is a difference of what is nearly equal, times a large number.
         first = share.argmax(-1, keepdim=True)
         d_scores = d_scores.scatter(-1, first, 0.0)
         d_scores = d_scores.scatter(-1, first, -d_scores.sum(-1, keepdim=True))
-        entropy = torch.where(is_inside, p * p.log(), 0.0)
-        d_p = (p - share) / (alpha - 1).square() - (entropy - share * entropy.sum(-1, keepdim=True)) / (alpha - 1)
-        return d_scores, (grad * d_p).sum(-1, keepdim=True).sum_to_size(alpha.shape)
+        # Times p_i (1 - l_i) / (alpha - 1)^2, l = (alpha - 1) log p. Times p_i exp(-l_i) they sum to 0, and near
+        # alpha = 1 only the difference has digits.
+        log_u = excess * log_p
+        curve = p * torch.where(alpha < 1.5, -log_u - torch.expm1(-log_u), 1 - log_u)
+        return d_scores, (above * curve / excess.square()).sum(-1, keepdim=True).sum_to_size(alpha.shape)
+
+
+def _excess(alpha: Tensor) -> Tensor:
+    """`alpha - 1`, which may have been rounded to 0 with alpha."""
+    return (alpha - 1).clamp(min=torch.finfo(alpha.dtype).eps)
 
 
 def _responses(logs: Tensor, distance: Tensor, log_above: Tensor, power: Tensor) -> Tensor:

@@ -172,8 +172,9 @@ class Entmax(AdaptivePolynomial):
 class EntmaxOfRows(AdaptivePolynomial):
     """`AdaptivePolynomial` with an alpha in (1, 2] for each row, (..., 1), which has a gradient.
 
-    Derivatives at fixed scores, with share_i = u_i^(r-1) / M (Correia et al. 2019, arXiv:1909.00015, proposition 2):
-    `dw_i / d alpha = (w_i - share_i) / (alpha - 1)^2 - (w_i log w_i - share_i sum_j w_j log w_j) / (alpha - 1)`.
+    At fixed scores its gradient is that of Correia et al. 2019 (arXiv:1909.00015, proposition 2), written with those of
+    the scores, which sum to 0: `dL/dalpha = sum_i dL/dscore_i (u_i - 1 - u_i log u_i) / (alpha - 1)^2`. Near alpha = 1,
+    where all u_i are nearly 1, it keeps its digits.
     """
 
     name: ClassVar[str] = "entmax of rows"
@@ -195,15 +196,15 @@ class EntmaxOfRows(AdaptivePolynomial):
 
     def backward(self, scaled: Rows, statistics: Statistics, grad: Rows, workspace: Workspace) -> tuple[Tensor, ...]:
         """Weights, the scores' gradient as in `AdaptivePolynomial`, and alpha's."""
-        weights, slopes = self.weights_and_slopes(scaled, statistics, workspace)
-        spare = workspace.empty_like(scaled)
-        above_weights = torch.mul(weights, grad, out=spare).sum(-1, keepdim=True)
-        entropy = torch.xlogy(weights, weights, out=spare).sum(-1, keepdim=True)
-        above_logs = spare.mul_(grad).sum(-1, keepdim=True)
+        largest, tau, _ = statistics
+        responses = scaled.sub_(largest).sub_(tau).clamp_(min=0)
+        slopes = raise_to(responses, self.order - 1, out=workspace.empty_like(scaled))
+        curve = torch.xlogy(responses, responses, out=workspace.empty_like(scaled))
+        curve = torch.sub(responses, 1, out=workspace.empty_like(scaled)).sub_(curve)
         mean = self.mean_of(grad.mul_(slopes), statistics)
-        scale = self.alpha - 1
-        d_alpha = (above_weights - mean) / scale.square() - (above_logs - mean * entropy) / scale
-        return weights, grad.addcmul_(slopes, mean, value=-1), d_alpha
+        d_scores = grad.addcmul_(slopes, mean, value=-1)
+        d_alpha = curve.mul_(d_scores).sum(-1, keepdim=True) / (self.alpha - 1).square()
+        return responses.mul_(slopes), d_scores, d_alpha
 
     def score_floor(self, largest: AnyShape) -> AnyShape:
         """See `AdaptivePolynomial`."""

@@ -89,6 +89,29 @@ def test_weights_and_bandwidths_of_chosen_queries_are_those_of_each_head_alone()
         torch.testing.assert_close(seen.bandwidth[:, one], expected.bandwidth, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("alpha", [1.001, 1.01])
+@pytest.mark.parametrize(
+    "weights", [entmax, lambda scores, alpha: EntmaxOfRows(alpha).weights(scores)], ids=["any", "of rows"]
+)
+def test_an_alpha_near_1_has_its_gradient_in_float32_too(weights, alpha):
+    """As differences of terms divided by (alpha - 1)^2 it was -13.5 in place of 1.1 at 1.001."""
+    gradients = []
+    for dtype in (torch.float32, torch.float64):
+        alphas = torch.full((3, 1), alpha, dtype=dtype, requires_grad=True)
+        answers = weights(drawn(3, 64).float().to(dtype), alphas) * drawn(3, 64, seed=1).to(dtype)
+        gradients.append(torch.autograd.grad(answers.sum(), alphas)[0].double())
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("excess", [1e-4, 1e-9, 1e-14])
+def test_any_alpha_above_1_has_weights_that_sum_to_1(excess):
+    """An alpha that float32 rounds to 1 is the least above: powers of an infinite number were anything."""
+    scores = drawn(5, 40, scale=3.0).float()
+    for alpha in (1 + excess, torch.tensor(1 + excess, dtype=torch.float64)):
+        torch.testing.assert_close(entmax(scores, alpha), scores.softmax(-1), rtol=0, atol=1e-5 + 10 * excess)
+        torch.testing.assert_close(entmax(scores, alpha).sum(-1), torch.ones(5))
+
+
 def test_chosen_queries_have_the_alphas_and_slopes_of_theirs():
     key, value = normalize(drawn(1, 2, 12, 5), dim=-1), drawn(1, 2, 12, 4, seed=1)
     alphas = torch.linspace(1.2, 1.8, 12, dtype=torch.float64)
