@@ -18,6 +18,7 @@ from tessera.kernels.rows import RowKernel, Workspace, row_maximum
 GROUP = 16
 GROUPED_FROM = 1 << 15  # entries: of fewer, a pass takes no longer than the call
 MAX_STEPS = 100
+LARGEST_ORDER = 1e4  # the sum of its weights is wrong by 1e-3 in float32, that of order 1e9 by all of it
 
 
 class AdaptivePolynomial(RowKernel):
@@ -106,7 +107,7 @@ class AdaptivePolynomial(RowKernel):
 @KERNELS.register("rectified_polynomial")
 @dataclass(frozen=True)
 class RectifiedPolynomial(AdaptivePolynomial):
-    """`AdaptivePolynomial` of any real order r >= 1, alpha = 1 + 1/r in (1, 2]."""
+    """`AdaptivePolynomial` of any real order r from 1 to 10,000, alpha = 1 + 1/r."""
 
     name: ClassVar[str] = "rectified_polynomial"
     order: float = 2.0
@@ -114,6 +115,8 @@ class RectifiedPolynomial(AdaptivePolynomial):
     def __post_init__(self) -> None:
         right = isinstance(self.order, int | float) and 1 <= self.order < float("inf")
         expect(right, "kernel 'rectified_polynomial'", "order", "be a finite number of at least 1", self.order)
+        needed, advice = f"be at most {LARGEST_ORDER:,.0f}", "Of larger ones the limit is the kernel 'gaussian'."
+        expect(self.order <= LARGEST_ORDER, "kernel 'rectified_polynomial'", "order", needed, self.order, advice)
 
 
 @KERNELS.register("epanechnikov")
@@ -161,6 +164,8 @@ class Entmax(AdaptivePolynomial):
         numbers = (self.lowest, self.alpha, self.highest)
         rise = all(isinstance(x, int | float) for x in numbers) and 1 < numbers[0] < numbers[1] < numbers[2] <= 2
         expect(rise, "kernel 'entmax'", "lowest, alpha, highest", "rise from above 1 to at most 2", list(numbers))
+        least = 1 + 1 / LARGEST_ORDER
+        expect(self.lowest >= least, "kernel 'entmax'", "lowest", f"be at least {least}", self.lowest)
 
     @property
     def order(self) -> float:

@@ -290,6 +290,8 @@ def test_every_check_rejects_some_wrong_kernel():
     ("spec", "message"),
     [
         ({"name": "rectified_polynomial", "order": 0.5}, "order must be a finite number of at least 1; got 0.5"),
+        ({"name": "rectified_polynomial", "order": 1e9}, "order must be at most 10,000; got 1000000000.0"),
+        ({"name": "entmax", "lowest": 1 + 1e-9}, "lowest must be at least 1.0001; got"),
         ({"name": "relumax", "margin": 0}, "margin must be a finite positive number; got 0"),
         ({"name": "knn", "base": "box"}, "base must be one of gaussian, uniform; got 'box'"),
         ({"name": "knn", "k": 0}, "k must be an integer of at least 1; got 0"),
