@@ -45,10 +45,12 @@ class _UnitNorm(torch.autograd.Function):
         """Saved for backward: y, `1 / (|x| + eps)`, and `(|x| + eps) / |x|` unless eps is 0."""
         length = _length(x)
         inverse = torch.where(length == 0, 0.0, 1.0 / (length + eps))
-        y = x * inverse.to(x.dtype) if length.dtype == torch.float32 else (x * inverse).to(x.dtype)
+        # Bfloat16 has the range of float32; in float16 one over a short length is infinite.
+        kept = inverse if x.dtype == torch.float16 else inverse.to(x.dtype)
+        y = x * kept if x.dtype == torch.bfloat16 else (x * inverse).to(x.dtype)
         # d|x|/dx enters with weight (|x| + eps) / |x|: 1 when eps is zero.
         share = torch.where(length > 0, length * inverse, 1.0).reciprocal().to(x.dtype) if eps else None
-        ctx.save_for_backward(y, inverse.to(x.dtype), share)
+        ctx.save_for_backward(y, kept, share)
         return fresh_result(y)
 
     @staticmethod

@@ -25,6 +25,19 @@ def test_half_precision_is_measured_in_float32(dtype):
     torch.testing.assert_close(length, torch.ones(4), rtol=1e-2, atol=0)  # eight bits of mantissa
 
 
+@pytest.mark.parametrize("size", [3e-7, 1e-5, 6e4])
+def test_float16_has_its_whole_range_in_training_too(size):
+    """One over a length was rounded to float16: infinity for a short vector, three digits or fewer for a long one."""
+    x = (size * torch.linspace(-1, 1, 512)).half().requires_grad_()
+    y = unit_norm(x)
+    torch.testing.assert_close(y, unit_norm(x.detach()), rtol=1e-3, atol=0)
+    expected = x.detach().double().requires_grad_()
+    above = torch.linspace(0, 1e-3 * size, 512).half() if size < 1 else 1e4 * torch.linspace(0, 1, 512).half()
+    y.backward(above)
+    unit_norm(expected).backward(above.double())
+    torch.testing.assert_close(x.grad.double(), expected.grad, rtol=0, atol=5e-3 * float(expected.grad.abs().max()))
+
+
 @pytest.mark.parametrize("needs_gradient", [True, False])
 def test_a_nan_makes_its_vector_nan(needs_gradient):
     y = unit_norm(torch.tensor([[1.0, torch.nan], [3.0, 4.0]], requires_grad=needs_gradient))
