@@ -253,3 +253,17 @@ def test_step_by_step_a_slow_average_is_as_precise_as_at_once(dtype):
     torch.testing.assert_close(last, state, rtol=1e-4, atol=1e-4)
     for length in (1, 2):  # a state of an earlier version, in the type of the model
         assert leaky_average(x[:, :, :length], decay, state.to(dtype))[1].dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_gated_average_goes_on_behind_a_state_in_half_precision(dtype):
+    """Its weight of e^64 became e^63.75 or e^64.25, and behind 200 steps its average stood still."""
+    gate, decay = torch.full((1, 1, 1), 63.9), torch.zeros(1, 1, 1)
+    _, state = gated_average(torch.zeros(1, 1, 1, 2), gate, decay)
+    half = state.to(dtype)
+    assert half.average.dtype == dtype
+    assert half.log_weight.dtype == torch.float64
+    for _ in range(600):
+        _, state = gated_average(torch.ones(1, 1, 1, 2), gate, decay, state)
+        _, half = gated_average(torch.ones(1, 1, 1, 2, dtype=dtype), gate.to(dtype).float(), decay, half)
+    torch.testing.assert_close(half.average, state.average, rtol=0, atol=1e-3)

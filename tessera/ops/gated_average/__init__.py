@@ -37,7 +37,8 @@ def gated_average(
             `initial_state`: empty it (`GatedAverageState.kept`) where a new document begins.
         backend: one of `BACKENDS`; None takes the first that supports the call.
     Returns:
-        y (B, H, T, K) in the dtype of x, and the state after step T. O(T) memory, forward and backward.
+        y (B, H, T, K) in the dtype of x, and the state after step T, in float32 at least. O(T) memory, forward and
+        backward.
     Raises:
         TesseraError: shapes that do not fit, or a `backend` that cannot run this call.
     """
@@ -46,7 +47,9 @@ def gated_average(
     if starts is not None and log_decay.shape == x.shape[:3]:
         log_decay = log_decay.masked_fill(starts[:, None], -torch.inf)
     state = GatedAverageState.empty(x) if initial_state is None else initial_state
-    call = GatedAverageCall(x, log_gate, log_decay, state)
+    # Rounded to half precision at each token, an average of many would stand still.
+    average = state.average.to(torch.promote_types(state.average.dtype, torch.float32))
+    call = GatedAverageCall(x, log_gate, log_decay, GatedAverageState(average, state.log_weight))
     if backend is None and x.shape[2] == 1:  # decoding: no implementation does it otherwise
         return chunked.run(call)
     return BACKENDS.choose(call, backend).run(call)

@@ -1,6 +1,7 @@
 """One call of the gated average, and the average so far."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -27,6 +28,12 @@ class GatedAverageState(State):
         precise = torch.promote_types(x.dtype, torch.float32)
         log_weight = torch.full(x.shape[:2], -torch.inf, dtype=torch.float64, device=x.device)
         return cls(x.new_zeros(x.shape[0], x.shape[1], x.shape[3], dtype=precise), log_weight)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """See `State.map`. No log-weight is rounded to half precision, which tells 64 from 64.5 and nothing between."""
+        mapped = super().map(function)
+        is_rounded = mapped.log_weight.dtype in (torch.float16, torch.bfloat16)
+        return replace(mapped, log_weight=self.log_weight.to(mapped.log_weight.device)) if is_rounded else mapped
 
     def kept(self, keep: Bool[Tensor, " B"]) -> Self:
         """Emptied in the sequences where `keep` (B,) does not hold: those begin a new document."""
