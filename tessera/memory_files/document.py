@@ -234,7 +234,9 @@ def _together(parts: Sequence[Any], zero: Tensor) -> Any:
     documents = [tensor for store in stores for tensor in (store.known_documents(), zero - 1)][:-1]
     pairs = PairStore.of(torch.cat(keys, 2), torch.cat(values, 2), torch.cat(documents, 1)).roomy(ROOM)
     position = None if last.position is None else sum(part.position for part in parts) - (len(parts) - 1)
-    return replace(_in_document(last, zero), pairs=pairs, position=position)
+    # Of documents that were read in several number formats the pairs have the widest.
+    pending = {"pending_key": last.pending_key.to(pairs.keys), "pending_value": last.pending_value.to(pairs.values)}
+    return replace(_in_document(last, zero), pairs=pairs, position=position, **pending)
 
 
 def _with_room(memory: Any) -> Any:

@@ -93,6 +93,18 @@ def test_what_is_read_again_is_read_in_its_own_number_format(kind, tmp_path):
     assert same(read("queen").merge(read("home")).state, kept)
 
 
+@pytest.mark.parametrize("kind", OF_PAIRS)
+def test_documents_of_several_number_formats_are_asked_in_any(kind):
+    """Behind a last one in bfloat16, a question in bfloat16 found pairs in float32 that nobody had converted."""
+    model = make(kind)
+    mixed = Memory(model, byte_tokenizer()).read(TEXTS["kings"], "kings")
+    mixed.read(TEXTS["queen"], "queen", precision="bf16")
+    short = Sampling(max_new_tokens=1, temperature=0.0)
+    expected = mixed.ask("Who?", short).probability
+    with torch.autocast("cpu", torch.bfloat16):
+        assert mixed.ask("Who?", short).probability == pytest.approx(expected, rel=0.05)
+
+
 @pytest.mark.parametrize("kind", ["armt", "gpt2"])
 def test_forgetting_and_merging_that_are_stopped_lose_no_document(kind, tmp_path, monkeypatch):
     """What came after the document was gone: Ctrl-C in a chat, or a memory without its model, and the next /save."""
