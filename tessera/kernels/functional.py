@@ -91,6 +91,8 @@ def _expect_dim(scores: Tensor, dim: int) -> None:
 
 def _along(scores: Float[Tensor, "*shape"], dim: int, kernel: Kernel) -> Tensor:
     _expect_dim(scores, dim)
+    if not scores.is_floating_point():
+        raise TypeError("booleans too")  # `explains_mistakes` names the function
     visible = (scores != -torch.inf).movedim(dim, -1)
     return kernel.weights(scores.movedim(dim, -1), visible).movedim(-1, dim)
 

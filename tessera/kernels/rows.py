@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tessera.base.devices import is_transformed
+from tessera.base.errors import expect
 from tessera.base.first_derivative import fresh_result, only_first_derivative, refuse_forward_derivative
 from tessera.base.shapes import Float
 from tessera.kernels.base import Kernel, Rows, Statistics, Visible
@@ -66,6 +67,16 @@ class RowKernel(Kernel):
     def with_row_parameter(self, parameter: Float[Tensor, "*#rows 1"]) -> "RowKernel":
         """This kernel with other row parameters; the kernel itself where it has none."""
         return self
+
+    def expect_rows(self, where: str, shape: tuple[int, ...]) -> None:
+        """Raise `TesseraError` unless the row parameter, if any, broadcasts to rows of this shape."""
+        if self.row_parameter is None:
+            return
+        got, full = self.row_parameter.shape, (*shape, 1)
+        fits = len(got) <= len(full) and all(size in (1, rows) for size, rows in zip(got[::-1], full[::-1]))
+        if not fits:
+            what, needed = f"parameters of the kernel {self.name!r}", f"broadcast to {full}, one for each row"
+            expect(False, where, what, needed, tuple(got))
 
     @abstractmethod
     def forward(self, scaled: Rows, workspace: Workspace) -> tuple[Rows, Statistics]:

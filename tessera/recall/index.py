@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tessera.base.errors import expect
 from tessera.base.shapes import Bool, Float, Int
-from tessera.kernels import Kernel, kernel_from_config
+from tessera.kernels import Kernel, RowKernel, kernel_from_config
 from tessera.ops.kernel_regression import Window
 from tessera.ops.kernel_regression.score_scale import scale_of_scores
 from tessera.recall.answers import Recall
@@ -96,6 +96,8 @@ class PairIndex:
             TesseraError: shapes, dtypes or settings that do not agree.
         """
         expect(0 <= tolerance < 1, "recall", "tolerance", "lie in [0, 1)", tolerance)
+        is_place = type(query_offset) is int and query_offset >= 0
+        expect(is_place, "recall", "query_offset", "be an integer of at least 0", query_offset)
         (heads, count, width), keys = queries.shape, self.pairs.keys
         agrees = (heads, width) == (keys.shape[1], keys.shape[3]) and queries.dtype == keys.dtype
         expected = f"(H, Q, K) of {keys.dtype} with H = {keys.shape[1]} and K = {keys.shape[3]}"
@@ -108,6 +110,8 @@ class PairIndex:
             got = f"{tuple(query_documents.shape)} of {query_documents.dtype}"
             expect(right, "recall", "query_documents", f"be integers ({count},)", got)
         queries, kernel = queries.to(working_dtype(queries)), kernel_from_config(kernel)
+        if isinstance(kernel, RowKernel):
+            kernel.expect_rows("recall", (heads, count))
         slope, intercept = scale_of_scores(queries, kernel, slope, intercept, inverse_bandwidth, "recall")
         slopes, intercepts = (_of_queries(scale, queries) for scale in (slope, intercept))
         expect(not bool((slopes <= 0).any()), "recall", "slope", "be positive", slopes.flatten().tolist()[:3])

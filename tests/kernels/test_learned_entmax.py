@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from tessera.kernels import Entmax, EntmaxOfRows, RectifiedPolynomial, entmax, kernel_from_config
+from tessera.kernels import (
+    Entmax,
+    EntmaxOfRows,
+    RectifiedPolynomial,
+    entmax,
+    kernel_from_config,
+    normalized_relu,
+    relumax,
+)
 from tessera.layers.bandwidth import LearnedAlpha
 from tessera.ops.kernel_regression import Call, Window, chosen_query_weights, kernel_regression
 from tests.refusals import refused
@@ -239,5 +247,7 @@ def test_the_arguments_are_those_of_every_alpha(alpha):
     """Nothing has no weights; whole numbers, which would round weights, and missing dimensions are refused."""
     assert entmax(torch.zeros(3, 0), alpha).shape == (3, 0)
     refused("scores must be .*floating-point numbers; got .*int64", entmax, torch.tensor([1, 2]), alpha)
+    for weights in (entmax, relumax, normalized_relu):
+        refused("scores must be .*floating-point numbers; got .*bool", weights, torch.tensor([True, False]))
     refused(r"dim must lie in -2\.\.1; got 2", entmax, torch.zeros(3, 4), alpha, 2)
     refused(r"dim must lie in .*; got -1", entmax, torch.zeros(()), alpha)

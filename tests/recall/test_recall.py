@@ -235,7 +235,7 @@ def test_the_gaussian_says_how_much_weight_it_may_have_left_out():
 
 
 def test_of_a_query_that_sees_no_pair_nothing_is_left_out():
-    """It was not a number: no certificate of a window's first query was exact, and no sum over queries told anything."""
+    """That was not a number, so that no certificate was exact which held the first query of a window."""
     keys, values = near_a_plane(2, 1500, 12), random(2, 1500, 3, seed=9)
     index = tessera.recall.build(keys, values)
     recalled = index.recall(keys[:, :2], kernel="gaussian", slope=1.0, window=Window(delay=1), tolerance=0.0)
@@ -354,6 +354,8 @@ def test_bandwidths_are_those_of_the_operation():
         ({"tolerance": torch.nan}, "tolerance"),
         ({"query_documents": torch.zeros(1, dtype=torch.long)}, "query_documents must be given where .* got some, of"),
         ({"kernel": "nothing"}, "unknown kernel"),
+        ({"kernel": EntmaxOfRows(torch.full((3, 1), 1.5))}, r"'entmax of rows' must broadcast to \(2, 1, 1\)"),
+        ({"query_offset": 0.5}, "query_offset must be an integer of at least 0; got 0.5"),
         ({"window": Window(delay=torch.tensor([1, 2]))}, "delay"),
     ],
 )

@@ -11,6 +11,7 @@ from tessera.base.devices import is_exporting, is_readable
 from tessera.base.errors import expect
 from tessera.base.shapes import Bool, Int
 from tessera.kernels.base import Kernel
+from tessera.kernels.rows import RowKernel
 
 WHERE = "kernel_regression"
 LOOKS_AHEAD = "(a pair's value looks one step ahead)"
@@ -89,6 +90,8 @@ class Call:
             if scale is not None and not _broadcasts(scale.shape, (batch, heads, steps)):
                 needed = f"broadcast to (B, H, T) = {(batch, heads, steps)}"
                 expect(False, WHERE, name, needed, tuple(scale.shape))
+        if isinstance(self.kernel, RowKernel):
+            self.kernel.expect_rows(WHERE, (batch, heads, steps))
         self._check_documents()
         self._check_window()
         if not 0.0 <= self.dropout < 1.0:

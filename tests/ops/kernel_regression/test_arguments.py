@@ -7,7 +7,7 @@ import torch
 
 import tessera
 from tessera.base.errors import TesseraError
-from tessera.kernels import Gaussian, NearestNeighbours, entmax, kernel_from_config
+from tessera.kernels import EntmaxOfRows, Gaussian, NearestNeighbours, entmax, kernel_from_config
 from tessera.ops.kernel_regression import Window, kernel_regression
 from tests.covering import each_value
 from tests.defaults import expect_the_same_with_other_defaults
@@ -48,6 +48,10 @@ MISTAKES = {
     "a bandwidth below 0": ({"slope": None, "inverse_bandwidth": -2.0}, "inverse_bandwidth must be positive; got -2.0"),
     "no bandwidth": ({"slope": None, "inverse_bandwidth": math.nan}, "inverse_bandwidth must be finite; got nan"),
     "a slope without end": ({"slope": math.inf}, "slope must be finite; got inf"),
+    "alphas for others": (
+        {"kernel": EntmaxOfRows(torch.full((H + 1, 1, 1), 1.5))},
+        r"kernel 'entmax of rows' must broadcast to \(2, 3, 5, 1\), one for each row; got \(4, 1, 1\)",
+    ),
     "a slope that is none": ({"slope": "8"}, "slope must be a number or a tensor; got str"),
     "a slope alone where the kernel has an intercept": (
         {"kernel": "normalized_relu"},
