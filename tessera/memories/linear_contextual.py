@@ -97,6 +97,7 @@ class LinearContextualMemory(nn.Module):
         expect(output in OUTPUTS, where, "output", "be one of " + ", ".join(OUTPUTS), repr(output))
         if output == "sum":
             expect(head_dim == input_dim, where, "head_dim", f"be input_dim ({input_dim}) for a sum of heads", head_dim)
+        expect(inverse_bandwidth > 0, where, "inverse_bandwidth", "be positive", inverse_bandwidth)
         if complex_numbers:
             odd = [dim for dim in (input_dim, head_dim, embedding_dim or 0) if dim % 2]
             expect(not odd, where, "input_dim, head_dim and embedding_dim", "be even for complex numbers", odd)
@@ -160,6 +161,7 @@ class LinearContextualMemory(nn.Module):
     @torch.no_grad()
     def generate(self, x: Float[Tensor, "B T input"], steps: int) -> Float[Tensor, "B steps input"]:
         """The `steps` observations (B, steps, input) that follow x (B, T, input), each prediction being read next."""
+        expect(steps >= 1, "LinearContextualMemory.generate", "steps", "be at least 1", steps)
         predictions, state = self(x, keep_state=True)
         observations = [predictions[:, -1:]]
         while len(observations) < steps:

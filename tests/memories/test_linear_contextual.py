@@ -32,7 +32,13 @@ def test_first_weights_are_a_projected_real_layer():
         ({"output": "mean"}, "output must be one of projection, sum"),
         ({"output": "sum"}, r"head_dim must be input_dim \(6\)"),
         ({"embedding_dim": 7}, "must be even for complex numbers"),
+        ({"inverse_bandwidth": -1.0}, "inverse_bandwidth must be positive; got -1.0"),
     ],
 )
 def test_refusals(options, message):
     refused(message, LinearContextualMemory, 6, 3, 2, **options)
+
+
+def test_nothing_cannot_be_generated():
+    """It was one observation."""
+    refused("steps must be at least 1; got 0", memory().generate, torch.randn(2, 7, 6, dtype=torch.float64), 0)
