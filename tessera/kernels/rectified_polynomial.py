@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops import while_loop
 
-from tessera.base.devices import has_values
+from tessera.base.devices import has_values, is_readable
 from tessera.base.errors import expect
 from tessera.base.shapes import Float
 from tessera.kernels.base import KERNELS, AnyShape, PerRow, Rows, Statistics, Visible
@@ -18,6 +18,7 @@ from tessera.kernels.rows import RowKernel, Workspace, row_maximum
 GROUP = 16
 GROUPED_FROM = 1 << 15  # entries: of fewer, a pass takes no longer than the call
 MAX_STEPS = 100
+LARGEST_ALPHA = 2 * (1 + 2**-7)  # 2, by the arithmetic of bfloat16
 LARGEST_ORDER = 1e4  # the sum of its weights is wrong by 1e-3 in float32, that of order 1e9 by all of it
 
 
@@ -198,6 +199,22 @@ class EntmaxOfRows(AdaptivePolynomial):
     def with_row_parameter(self, parameter: Float[Tensor, "*#rows 1"]) -> "EntmaxOfRows":
         """The same with other alphas."""
         return EntmaxOfRows(parameter)
+
+    def weights(self, scores: Rows, visible: Visible = None) -> Rows:
+        """See `AdaptivePolynomial`. Raises `TesseraError`: alphas outside of (1, 2], which `entmax` takes."""
+        self._expect_alphas("EntmaxOfRows")
+        return super().weights(scores, visible)
+
+    def expect_rows(self, where: str, shape: tuple[int, ...]) -> None:
+        """See `RowKernel.expect_rows`."""
+        super().expect_rows(where, shape)
+        self._expect_alphas(where)
+
+    def _expect_alphas(self, where: str) -> None:
+        if is_readable(self.alpha) and self.alpha.numel():
+            least, largest = (float(end) for end in self.alpha.detach().aminmax())
+            is_inside = not (least <= 1 or largest > LARGEST_ALPHA)  # NaN makes its rows NaN
+            expect(is_inside, where, "alphas of rows", "lie in (1, 2]", [least, largest])
 
     def backward(self, scaled: Rows, statistics: Statistics, grad: Rows, workspace: Workspace) -> tuple[Tensor, ...]:
         """Weights, the scores' gradient as in `AdaptivePolynomial`, and alpha's."""

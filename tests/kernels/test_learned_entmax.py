@@ -242,6 +242,15 @@ def test_other_alphas_are_refused(alpha, message):
     refused(message, entmax, drawn(4, 5, 9), alpha)
 
 
+@pytest.mark.parametrize("alpha", [1.0, 2.5, 3.0])
+def test_alphas_of_rows_that_no_polynomial_has_are_refused(alpha):
+    """Newton's steps ended anywhere: weights of alpha = 2.5 summed to 2.4."""
+    alphas = torch.tensor([1.5, alpha])[:, None]
+    refused(r"alphas of rows must lie in \(1, 2\]", EntmaxOfRows(alphas).weights, torch.randn(2, 9))
+    pairs, options = torch.randn(1, 1, 2, 3), {"kernel": EntmaxOfRows(alphas), "slope": 1.0, "backend": "chunked"}
+    refused(r"kernel_regression: alphas of rows must lie", kernel_regression, pairs, pairs, pairs, **options)
+
+
 @pytest.mark.parametrize("alpha", [1.5, 2.5, torch.tensor(1.5)], ids=str)
 def test_the_arguments_are_those_of_every_alpha(alpha):
     """Nothing has no weights; whole numbers, which would round weights, and missing dimensions are refused."""
