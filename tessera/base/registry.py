@@ -51,6 +51,10 @@ class Registry(Generic[T]):
     def __contains__(self, name: object) -> bool:
         return name in self._entries or name in self._with_plugins()
 
+    def holds(self, name: str, entry: T) -> bool:
+        """Whether `entry` is registered under `name`. No plugin is read, which a compiled program cannot do."""
+        return self._entries.get(name) is entry
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._with_plugins())
 

@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import normalize
 
 from tessera.kernels import (
+    KERNELS,
     Entmax,
     EntmaxOfRows,
     RectifiedPolynomial,
@@ -82,6 +83,23 @@ def test_in_blocks_as_all_at_once(masks):
             output = kernel_regression(query, key, value, **options)
             results.append([output, *torch.autograd.grad((output * inputs[2].roll(1, 2)).sum(), leaves)])
         torch.testing.assert_close(*results, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_a_new_process_compiles_it(monkeypatch):
+    """The compiler was made to read the plugins, as in a process whose tables nobody has read; it cannot."""
+    monkeypatch.setattr(KERNELS, "_unread", (None, "tessera.kernels"))
+    torch._dynamo.reset()
+    pairs, alpha = drawn(1, 2, 6, 4), torch.tensor([1.3, 1.7], dtype=torch.float64)[:, None, None].requires_grad_()
+
+    def regress(alpha):
+        return kernel_regression(pairs, pairs, pairs, kernel=EntmaxOfRows(alpha), slope=2.0, window=Window())
+
+    compiled = torch.compile(regress, backend="aot_eager", fullgraph=True)
+    results = [
+        [output := run(alpha), torch.autograd.grad(output.square().sum(), alpha)[0]] for run in (compiled, regress)
+    ]
+    torch.testing.assert_close(*results)
 
 
 def test_weights_and_bandwidths_of_chosen_queries_are_those_of_each_head_alone():

@@ -37,7 +37,7 @@ def unsupported_reason(call: Call) -> str | None:
     if call.dropout:
         return "it has no dropout of weights"
     name = call.kernel.name
-    if torch.compiler.is_compiling() and not (name in KERNELS and KERNELS[name] is type(call.kernel)):
+    if torch.compiler.is_compiling() and not KERNELS.holds(name, type(call.kernel)):
         return f"a compiled program finds kernels by their name, and {name!r} is not registered"
     return None
 
