@@ -26,7 +26,8 @@ LEAST_TEMPERATURE = 1e-6  # logits divided by less may overflow
 # Of `generate`: what leaves the probabilities as they are, and samples among all tokens.
 UNCHANGED: dict[str, Any] = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "guidance_scale": 1.0}
 UNCHANGED |= {"min_length": 0, "min_new_tokens": 0, "num_return_sequences": 1, "length_penalty": 1.0}
-EVERY_LIKELY_TOKEN = {"typical_p": 1.0, "min_p": 0.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
+UNCHANGED |= {"encoder_repetition_penalty": 1.0, "exponential_decay_length_penalty": None}
+EVERY_LIKELY_TOKEN = {"typical_p": 1.0, "min_p": 0.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "top_h": None}
 
 
 @dataclass(frozen=True)

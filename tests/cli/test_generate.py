@@ -57,9 +57,10 @@ def test_settings_in_the_models_folder_choose_no_tokens(run_folder, sampling):
     model.generation_config.update(
         repetition_penalty=5.0, no_repeat_ngram_size=1, min_new_tokens=8, length_penalty=-5.0
     )
-    model.generation_config.update(guidance_scale=3.0, length_penalty=-5.0)
+    model.generation_config.update(guidance_scale=3.0, length_penalty=-5.0, encoder_repetition_penalty=0.1)
+    model.generation_config.update(exponential_decay_length_penalty=(1, 50.0), eos_token_id=tokenizer.eos_token_id)
     if sampling.arguments["do_sample"]:
-        model.generation_config.update(min_p=0.9, typical_p=0.1, epsilon_cutoff=0.5, eta_cutoff=0.5)
+        model.generation_config.update(min_p=0.9, typical_p=0.1, epsilon_cutoff=0.5, eta_cutoff=0.5, top_h=0.01)
     assert continuation(model, tokenizer, "abcabcabc", sampling) == expected
 
 
