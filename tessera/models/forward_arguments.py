@@ -112,11 +112,20 @@ def demand(condition: Tensor, where: str, argument: str, requirement: str, got: 
         torch._assert_async(condition, f"{where}: {argument} must {requirement}.")
 
 
-def new_steps(where: str, attention_mask: Tensor, shape: tuple[int, int], before: int = 0) -> Tensor:
-    """Of `attention_mask` (B, before + T) the steps read now, as booleans of `shape` (B, T)."""
+def new_steps(
+    where: str, attention_mask: Tensor, shape: tuple[int, int], before: int = 0, read: int | Tensor = 0
+) -> Tensor:
+    """Of `attention_mask` (B, before + T) the steps read now, as booleans of `shape` (B, T).
+
+    read: of those `before`, how many each row has read as text, all alike or (B, 1): a mask hides none of them later.
+    """
     got, needed = tuple(attention_mask.shape), (shape[0], before + shape[1])
     requirement = f"be {needed} of zeros and ones, one per step since the start"
     expect(got == needed, where, "attention_mask", requirement, got)
+    if before:  # such as what `generate` puts behind rows that have ended
+        shown = attention_mask[:, :before].bool().sum(1, keepdim=True)
+        requirement = "be one for steps that were read as text, which a state cannot forget"
+        demand((shown >= read).all(), where, "attention_mask", requirement, lambda: "zeros")
     return attention_mask[:, before:].bool()
 
 

@@ -183,7 +183,7 @@ class LSTMForCausalLM(LSTMPreTrainedModel, DraftedGeneration, GenerationMixin):
             past, length = past.recordable(), past.length + steps
             parts = (past.hidden, past.cell)
             start = tuple(part.to(self.norm.weight).transpose(0, 1).contiguous() for part in parts)
-        real = None if mask is None else new_steps(where, mask, (rows, steps), length - steps)
+        real = None if mask is None else new_steps(where, mask, (rows, steps), length - steps, length - steps)
         if position_ids is not None:
             needed = "count on by 1: an LSTM reads a row as one text"
             expect_counting(where, position_ids, (rows, steps), real, past is not None, needed)

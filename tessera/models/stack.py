@@ -32,7 +32,7 @@ from tessera.models.forward_arguments import (
 from tessera.models.lazy_logits import LazyLogits, LazyOutput
 from tessera.models.loss_per_item import count_of_labels, loss_per_item, summed_loss
 from tessera.models.saving.beside_weights import SavesWithCode
-from tessera.models.stack_state import Prefix, StackState, last_document, read_documents
+from tessera.models.stack_state import Prefix, StackState, last_document, read_documents, tokens_read
 from tessera.ops.kernel_regression import Call, intercepted, reference
 from tessera.ops.kernel_regression.interception import of_this_thread
 from tessera.ops.linear_cross_entropy import IGNORED, linear_cross_entropy
@@ -238,7 +238,8 @@ class StackModel(StackPreTrainedModel):
         if use_cache:
             length = hidden.shape[1] + (0 if past is None else past.length)
             prefix = None if past is None else past.prefix
-            state = StackState(states, length, last_document(past, documents), model, prefix)
+            tokens = None if documents is None else tokens_read(past) + (documents >= 0).sum(1, keepdim=True)
+            state = StackState(states, length, last_document(past, documents), model, prefix, tokens)
         output = BaseModelOutputWithPast(
             last_hidden_state=hidden,
             past_key_values=state,

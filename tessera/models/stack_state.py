@@ -25,6 +25,7 @@ class StackState(State, PastValue):
     document: Tensor | None = None  # of the last step that is no padding (B, 1); None: nothing distinguishes the steps
     model: str | None = None  # its fingerprint; None: not known, as behind a compiled or exported program
     prefix: "Prefix | None" = None  # what every document begins behind
+    tokens: Tensor | None = None  # steps of each row that are no padding (B, 1); None: all
 
     def fitting(self, where: str, model: str | None, hidden: Tensor) -> Self:
         """This state, on the device of `hidden` (B, T, hidden). Layers cast what has another dtype than theirs.
@@ -135,7 +136,7 @@ def read_documents(
         demand(is_same, where, "cache_position", f"count on from {before}", cache_position.tolist)
     documents, real = None if last is None else last.expand(-1, steps), None
     if attention_mask is not None:
-        real = new_steps(where, attention_mask, (batch, steps), before)
+        real = new_steps(where, attention_mask, (batch, steps), before, tokens_read(past))
     if document_ids is not None:
         got = tuple(document_ids.shape)
         expect(got == (batch, steps), where, "document_ids", f"be {(batch, steps)}, one per step read now", got)
@@ -185,6 +186,13 @@ def _documents_by_position(
     if last is None and begins.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(begins.any()):
         return None
     return begins.cumsum(1).expand(shape) + (0 if last is None else last)
+
+
+def tokens_read(past: StackState | Prefix | None) -> int | Tensor:
+    """Steps read so far that are no padding: of all rows alike, or (B, 1)."""
+    if isinstance(past, StackState) and past.tokens is not None:
+        return past.tokens
+    return 0 if past is None else past.length
 
 
 def last_document(past: StackState | Prefix | None, documents: Tensor | None) -> Tensor | None:

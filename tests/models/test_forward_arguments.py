@@ -154,6 +154,25 @@ def test_arguments_of_segmented_models():
     model(ids, past_key_values=cache, attention_mask=torch.ones(2, 24))
 
 
+@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize("name", [*MAKE, "lstm"])
+def test_what_was_read_as_text_cannot_be_hidden_later(name, padding):
+    """`generate` puts padding behind a row that has ended, and reads it; transformers' caches can hide it later."""
+    model, ids = lstm().double().eval() if name == "lstm" else make(name), tokens(3, 13) % 60
+    mask = torch.ones_like(ids)
+    mask[1, : 0 if name == "lstm" else padding] = 0
+    state = model(ids[:, :7], attention_mask=mask[:, :7], use_cache=True).past_key_values
+    middle = model(ids[:, 7:9], attention_mask=mask[:, :9], past_key_values=state, use_cache=True).past_key_values
+    for held in (middle, middle if name == "lstm" else middle.select_batch(torch.tensor([0, 1, 2]))):
+        goes_on = model(ids[:, 9:], attention_mask=mask, past_key_values=held, use_cache=True).logits
+        assert goes_on.shape[:2] == (3, 4)
+        for row in (0, 1):
+            hidden = mask.clone()
+            hidden[row, 8] = 0
+            message = "attention_mask must be one for steps that were read as text, which a state cannot forget; got z"
+            refused(message, model, ids[:, 9:], attention_mask=hidden, past_key_values=held)
+
+
 @pytest.mark.parametrize("name", STACKS)
 def test_documents_in_few_bits_with_padding_between_their_tokens(name):
     model, ids = make(name), tokens(1, 12)

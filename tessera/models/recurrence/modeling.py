@@ -364,7 +364,7 @@ class SegmentedForCausalLM(SegmentedPreTrainedModel, DraftedGeneration, ABC):
             expect_same_model(where, "past_key_values", cache.model, self._fingerprint.of(self, False))
             expect_rows(where, text.shape[0], cache.batch_size)
             if attention_mask is not None:
-                new = new_steps(where, attention_mask, text.shape, cache.total)
+                new = new_steps(where, attention_mask, text.shape, cache.total, cache.tokens_read)
                 demand(new.all(), where, "attention_mask", "be one for tokens after a cache", lambda: "zeros")
         if position_ids is not None:
             requirement = "count on by 1: documents (TRL's packing=True) need a row each"

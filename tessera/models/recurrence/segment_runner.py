@@ -146,7 +146,10 @@ class SegmentRunner:
         for arguments in calls:
             arguments["adapter_names"] = names
         total = text.shape[1] + (0 if cache is None else cache.total)
-        after = SegmentCache(tuple(open_groups), total, self.fingerprint) if use_cache else None
+        read: int | Tensor = text.shape[1] if text.real is None else text.real.sum(1, keepdim=True)
+        read = read if cache is None else read + cache.tokens_read
+        tokens = read if isinstance(read, Tensor) else None
+        after = SegmentCache(tuple(open_groups), total, self.fingerprint, tokens) if use_cache else None
         end = memories.all(self.model.unread)
         known = tuple(replace(state, model=self.fingerprint) for state in states if state)
         return Reading(end and replace(end, model=self.fingerprint), after, known)

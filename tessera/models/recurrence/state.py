@@ -235,6 +235,12 @@ class SegmentCache(PastValue):
     groups: tuple[tuple[tuple[int, ...], OpenSegment], ...]  # row numbers and their segment
     total: int  # length of the text, with its padding, since this cache began
     model: str | None = None  # the fingerprint of the model that it is of
+    tokens: Tensor | None = None  # of `total`, those of each row that no mask hid (B, 1); None: all
+
+    @property
+    def tokens_read(self) -> int | Tensor:
+        """`tokens`, or their number in all rows alike."""
+        return self.total if self.tokens is None else self.tokens
 
     @property
     def batch_size(self) -> int:
@@ -278,7 +284,8 @@ class SegmentCache(PastValue):
                 if memory is not None and times is None:
                     memory = memory.for_batch(segment.batch_size).select_batch(torch.tensor(old))
                 groups.append((tuple(new), segment.select(old, memory, in_place)))
-        return replace(self, groups=tuple(groups))
+        tokens = None if self.tokens is None else self.tokens[torch.tensor(chosen, device=self.tokens.device)]
+        return replace(self, groups=tuple(groups), tokens=tokens)
 
 
 CLASSES |= {cls.__name__: cls for cls in (OpenSegment, SegmentCache)}
