@@ -85,8 +85,9 @@ class AdaptiveBandwidth(nn.Module):
         """beta (B, H, T) for counts (B, T) of at least 0."""
         exponent = torch.exp(-self.exponent_rate.abs())[:, None]
         filled = num_pairs.unsqueeze(1)
-        # log 0 never enters the graph, so that beta(0) and its gradient are finite.
-        grown = torch.exp(self.log_slope[:, None] + exponent * filled.clamp(min=1).to(exponent.dtype).log())
+        # log 0 never enters the graph, so that beta(0) and its gradient are finite. Float16 ends at 65,504 pairs.
+        log_pairs = filled.clamp(min=1).to(torch.promote_types(exponent.dtype, torch.float32)).log()
+        grown = torch.exp(self.log_slope[:, None] + exponent * log_pairs.to(exponent.dtype))
         return torch.where(filled > 0, grown, 0.0) + self.log_offset.exp()[:, None]
 
     @explains_mistakes

@@ -52,3 +52,9 @@ def test_kernels_turn_it_into_scores():
     slope, intercept = layer(kernel_from_config("normalized_relu"), counts)
     torch.testing.assert_close(slope, 2 * beta)
     torch.testing.assert_close(intercept, 1 - 2 * beta)
+
+
+def test_more_pairs_than_float16_counts_to_have_a_bandwidth():
+    layer, counts = AdaptiveBandwidth(2, GAUSSIAN), torch.tensor([[1, 65_504, 65_520, 200_000]])
+    expected = layer.inverse_bandwidth(counts)
+    torch.testing.assert_close(layer.half().inverse_bandwidth(counts).float(), expected, rtol=0.01, atol=0)
