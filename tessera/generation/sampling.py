@@ -132,7 +132,13 @@ def continuation(
         )
     if stream and streamer is None:
         print(tokenizer.decode(tokens[0], skip_special_tokens=True))
-    return tokenizer.decode(tokens[0, ids.shape[1] :], skip_special_tokens=True)
+    return text_behind(tokenizer, int(ids[0, -1]), tokens[0, ids.shape[1] :].tolist())
+
+
+def text_behind(tokenizer: PreTrainedTokenizerFast, before: int, tokens: Sequence[int]) -> str:
+    """The text of `tokens` behind a token `before`; Llama's and T5's leave out a blank in front of what they decode."""
+    first, both = (tokenizer.decode(each, skip_special_tokens=True) for each in ([before], [before, *tokens]))
+    return both.removeprefix(first)
 
 
 def _expect_drafts(model: PreTrainedModel, where: str) -> None:

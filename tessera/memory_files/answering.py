@@ -10,7 +10,14 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 
 from tessera.base.errors import expect
 from tessera.base.state import State
-from tessera.generation.sampling import LEAST_TEMPERATURE, RequireNumbers, Sampling, continuation, prompt_tokens
+from tessera.generation.sampling import (
+    LEAST_TEMPERATURE,
+    RequireNumbers,
+    Sampling,
+    continuation,
+    prompt_tokens,
+    text_behind,
+)
 from tessera.memory_files.certainty import Certainty
 from tessera.models.carried_state import logits_behind, read_document, read_on, state_name
 from tessera.models.causality import trial_tokens
@@ -182,10 +189,11 @@ def answer(
             write(text)
         return Answer(text, float("nan"), ids[0], ids[0, :0])
     chosen, probability = _chosen_tokens(model, tokenizer, ids, state, sampling, most, where, write)
-    text = tokenizer.decode(chosen, skip_special_tokens=not is_trained)
     if is_trained:
         says_nothing = chosen[0] == tokenizer.unk_token_id
-        text = NOT_IN_TEXT if says_nothing else text.removesuffix(tokenizer.eos_token).strip()
+        text = NOT_IN_TEXT if says_nothing else tokenizer.decode(chosen).removesuffix(tokenizer.eos_token).strip()
+    else:
+        text = text_behind(tokenizer, int(ids[0, -1]), chosen.tolist())
     certainty, measured = None, Certainty.of(model) if is_trained else None
     if measured is not None:
         logits, without = (logits_behind(model, ids, before)[:, -1] for before in (state, None))
@@ -219,7 +227,7 @@ def _chosen_tokens(model, tokenizer, ids, state, sampling, most, where, write) -
         total += float(last.log_softmax(-1)[0, tokens[-1]])
         if tokens[-1] in ends:
             break
-        if write is not None and not (text := tokenizer.decode(tokens, skip_special_tokens=True)).endswith("\ufffd"):
+        if write is not None and not (text := text_behind(tokenizer, int(ids[0, -1]), tokens)).endswith("\ufffd"):
             write(text[len(written) :])
             written = text
     if isinstance(before, StackState):

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import pipeline
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, pipeline
 
 from tessera.data.tokenizers import byte_tokenizer
 from tessera.generation.sampling import Sampling, continuation
@@ -120,6 +121,18 @@ def test_beams_behind_a_memory_are_those_of_the_whole_text(kind):
     Memory(model, tokenizer).expect_answers(["Who"], Sampling(4, 0.0, num_beams=3))
     answer = Memory(model, tokenizer).read([BOOK]).ask("Who", Sampling(4, 0.0, num_beams=3))
     assert answer.text == continuation(model, tokenizer, BOOK + "Who", Sampling(4, 0.0, num_beams=3))
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_a_text_goes_on_with_the_blank_that_decoding_leaves_out(beams):
+    """As Llama's and T5's tokenizers decode: what was said and what follows would be one word."""
+    words = Tokenizer(models.WordLevel({f"\u2581{number}": number for number in range(258)}, unk_token="\u25810"))
+    words.pre_tokenizer, words.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer, sampling, pieces = PreTrainedTokenizerFast(tokenizer_object=words), Sampling(3, 0.0, num_beams=beams), []
+    answer = Memory(make("v1"), tokenizer).read("7 8 9").ask("5 6", sampling, write=pieces.append)
+    assert re.fullmatch(r"( \d+){3}", answer.text)
+    assert "".join(pieces).startswith(" ")
+    assert re.fullmatch(r"( \d+){3}", continuation(make("v1"), tokenizer, "5 6", sampling))
 
 
 @pytest.mark.parametrize("kind", ["armt", "rmt", "prmt"])
