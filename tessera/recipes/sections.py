@@ -13,6 +13,10 @@ PRECISIONS = ("auto", "bf16", "fp32")
 ON_NONFINITE = ("stop", "skip")
 REPORTERS = ("tensorboard", "wandb")
 MOST_SEQUENCES = 1_000_000  # of a batch, whose sequences are in memory together
+# What a `DataSection` says of text alone, and of a task alone.
+OF_TEXT = "source validation validation_fraction begin_token end_token document_ids format separator text_column "
+OF_TEXT += "subset split validation_split"
+OF_TASK = "questions early_questions"
 
 
 @dataclass(frozen=True)
@@ -273,6 +277,10 @@ class Recipe:
             problems.append(("name", f"must be a name, not a path, of at most 200 bytes; got {self.name!r}."))
         if not 0 <= self.seed < 2**32:
             problems.append(("seed", f"must lie in 0..2^32 - 1; got {shown(self.seed)}."))
+        unused, where = (OF_TASK, "without") if self.data.task is None else (OF_TEXT, "beside")
+        for key in unused.split():
+            if (value := getattr(self.data, key)) != getattr(DataSection(), key):
+                problems.append((f"data.{key}", f"must be left out {where} data.task; got {shown(value)}."))
         if self.data.task is not None:
             if not self.training.curriculum:
                 problems.append(("training.curriculum", "must name the stages of a task's training; got none."))

@@ -152,6 +152,7 @@ def test_all_problems_come_in_one_message_each_with_file_and_key(recipe, tmp_pat
         ("data", {"source": 7}, "data.source must be text or a list of text; got 7."),
         ("data", {"validation_fraction": 1.0}, "data.validation_fraction must lie in (0, 1); got 1.0."),
         ("data", {"format": "csv"}, "data.format must be one of text, json_lines; got 'csv'."),
+        ("data", {"early_questions": 2}, "data.early_questions must be left out without data.task; got 2."),
         ("data", {"format": "json_lines", "separator": "x"}, "data.separator must be left out for format json_lines"),
         ("tokenizer", {"type": "bytes"}, "tokenizer.type must be one of the known types; got 'bytes'. Did you mean"),
         ("model", {}, "model.type must name a model type"),

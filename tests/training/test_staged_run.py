@@ -242,6 +242,8 @@ def test_a_curriculum_on_text_around_a_frozen_base(recipe_of, tmp_path, recipe_f
         ("data.task.kind=qa9", "kind must be one of qa1"),
         ("data.task.facts_share=0.1", "length must be at least 120 tokens; got 52"),
         ("tokenizer={type: gpt2}", "tokenizer must be left out with data.task"),
+        ("data.source=my.txt", "data.source must be left out beside data.task; got 'my.txt'"),
+        ("data.document_ids=true", "data.document_ids must be left out beside data.task; got True"),
         ("data.questions=0", "data.questions must be a positive integer"),
         ("data.early_questions=-1", "data.early_questions must not be negative"),
         ("model.gate_penalty=0.5", "gate_penalty must be 0 without a strength_stretch above 0"),
