@@ -248,10 +248,11 @@ def _is_hub_name(spec: str) -> bool:
 def _dataset_source(name: str, subset: str | None, split: str, text_column: str) -> TextSource:
     """One split: every row of `text_column` is a document.
 
-    `name` is a name on the hub, a folder of data files, or a folder written by `save_to_disk`. The rows stay in the
-    dataset's memory-mapped files. Raises `TesseraError` for a missing package, dataset, subset, split or column.
+    `name` is a name on the hub, a folder of data files, or a folder written by `save_to_disk`, which may hold one
+    dataset without splits. The rows stay in the dataset's memory-mapped files. Raises `TesseraError` for a missing
+    package, dataset, subset, split or column.
     """
-    rows = _load(name, subset, split)
+    rows, has_splits = _load(name, subset, split)
     if text_column not in rows.column_names:
         raise TesseraError(f"dataset {name}: no column {text_column!r}. {did_you_mean(text_column, rows.column_names)}")
 
@@ -261,11 +262,12 @@ def _dataset_source(name: str, subset: str | None, split: str, text_column: str)
                 expect_text(row[text_column], f"dataset {name}: {text_column} of row {number}")
                 yield iter([row[text_column]])
 
-    identity = (name, subset, split, text_column, rows._fingerprint)
-    return TextSource(f"{name} ({split})", documents, identity, has_splits=True)
+    identity = (name, subset, split if has_splits else None, text_column, rows._fingerprint)
+    return TextSource(f"{name} ({split})" if has_splits else name, documents, identity, has_splits=has_splits)
 
 
-def _load(name: str, subset: str | None, split: str) -> Any:
+def _load(name: str, subset: str | None, split: str) -> tuple[Any, bool]:
+    """The rows of a split, and whether there are splits."""
     if not name.strip("./ "):  # the package would read every file below this folder
         raise TesseraError(f"dataset {name!r}: must be a name on the hub or a folder of data files.")
     try:
@@ -275,8 +277,9 @@ def _load(name: str, subset: str | None, split: str) -> Any:
     try:
         if (Path(name) / "dataset_dict.json").exists() or (Path(name) / "state.json").exists():
             saved = datasets.load_from_disk(name)
-            return saved[split] if isinstance(saved, datasets.DatasetDict) else saved
-        return datasets.load_dataset(name, subset, split=split)
+            has_splits = isinstance(saved, datasets.DatasetDict)
+            return saved[split] if has_splits else saved, has_splits
+        return datasets.load_dataset(name, subset, split=split), True
     except Exception as error:  # an odd name makes the package raise anything, down to IndexError
         here = "" if Path(name).exists() else ", and no file or folder here has that name"
         raise TesseraError(f"dataset {name}: split {split!r} cannot be loaded ({first_line(error)}){here}.") from error

@@ -184,6 +184,14 @@ def test_rows_of_a_dataset_are_documents(dataset_folder):
     assert source.has_splits
 
 
+def test_a_saved_dataset_without_splits_has_no_validation_split(tmp_path):
+    datasets.Dataset.from_dict({"text": ["first", "second"]}).save_to_disk(tmp_path / "data")
+    training, validation = (text_source(f"hf://{tmp_path / 'data'}", split) for split in ("train", "validation"))
+    assert texts(training) == ["first", "second"]
+    assert not training.has_splits, "its end is held out, as of files"
+    assert training.identity == validation.identity
+
+
 def test_data_files_load_as_a_dataset(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
     assert texts(text_source(f"hf://{tmp_path}")) == ["one", "two"]
