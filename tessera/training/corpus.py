@@ -77,13 +77,14 @@ def _sources(data: DataSection) -> tuple[TextSource, TextSource | None]:
 
 
 def _warn_of_validation_in_training(training: TextSource, validation: TextSource | None) -> None:
-    """Where files say so: a file that stands twice in the text whose end is held out, or in both texts."""
+    """Where a file stands twice in the text whose end is held out, or in both texts, or both are one split."""
     times = Counter(content for _, content in training.files)
     if validation is None:
         twice = sorted({name for name, content in training.files if times[content] > 1})
         where, why = twice, "twice in the training text, whose end is held out for validation, and may be trained on"
     else:
         where = sorted({name for name, content in validation.files if content in times})
+        where = where or [validation.name] * (training.identity == validation.identity)
         why = "in the training text and in the validation text, whose loss is then one of text that was trained on"
     if where:
         more = f" and {len(where) - 3} more" if len(where) > 3 else ""

@@ -172,6 +172,14 @@ def test_text_of_the_training_in_the_validation_is_named(go, tmp_path, heard):
     assert "stands" not in heard.text
 
 
+def test_one_split_of_a_dataset_to_train_and_to_validate_on_is_named(go, tmp_path, heard):
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "train.jsonl").write_text('{"text": "A king lived here, and a queen."}\n' * 40)
+    rows = f"data.source=hf://{tmp_path / 'rows'}"
+    go(rows, "data.validation_split=train", folder="one split")
+    assert "rows (train) stands in the training text and in the validation text" in heard.text
+
+
 def test_what_the_system_says_has_no_number(go, tmp_path):
     go()
     (tmp_path / "run" / "inputs.json").unlink()
