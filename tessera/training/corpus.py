@@ -73,6 +73,9 @@ def _sources(data: DataSection) -> tuple[TextSource, TextSource | None]:
         split = getattr(data, name)
         is_meant = source.has_splits or split == getattr(DataSection(), name)
         expect(is_meant, "data", name, f"be left out for {source.name}, which has no splits", repr(split))
+    is_file = bool(training.files or validation.files)
+    needed = f"be left out for {training.name}, which has documents of its own"
+    expect(is_file or data.separator is None, "data", "separator", needed, repr(data.separator))
     return training, None if is_held_out else validation
 
 

@@ -178,6 +178,8 @@ def test_one_split_of_a_dataset_to_train_and_to_validate_on_is_named(go, tmp_pat
     rows = f"data.source=hf://{tmp_path / 'rows'}"
     go(rows, "data.validation_split=train", folder="one split")
     assert "rows (train) stands in the training text and in the validation text" in heard.text
+    needed = r"data: separator must be left out for .*rows \(train\), which has documents of its own; got '<end>'"
+    refused(needed, go, rows, "data.validation_split=train", "data.separator=<end>", folder="divided")
 
 
 def test_what_the_system_says_has_no_number(go, tmp_path):
