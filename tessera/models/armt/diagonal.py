@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import fields
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +21,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tessera.base.errors import TesseraError, expect, first_line
 from tessera.memories.association import AssociationMemory, AssociationState
 from tessera.models.armt.modeling import ARMTForCausalLM, ARMTState
+from tessera.models.causality import NOTHING, evaluating
 from tessera.models.recurrence.base_model import layer_list
 from tessera.models.recurrence.layer_hooks import LayerHooks
 from tessera.models.recurrence.segment_runner import Segment
 from tessera.models.recurrence.segmented_input import SegmentCut
 from tessera.models.recurrence.stream import ids_of, parts_of, read_stream
 
+_ALIKE: WeakSet[ARMTForCausalLM] = WeakSet()  # those that `_expect_alike` has tried
+
 
 class _Skip(LayerHooks):
-    """Skips the layers: the last one returned `output`, or what enters the first, which is kept with its arguments.
+    """Skips the layers: the last one returned `output`, or what enters the first, which is kept; so are all arguments.
 
     `like` is what the first layer returned in another call; None: not known yet.
     """
@@ -36,11 +40,13 @@ class _Skip(LayerHooks):
     def __init__(self, back: int, like: Any = None, output: Tensor | None = None):
         super().__init__(back=back)
         self.like, self.output = like, output
+        self.arguments: list[tuple[tuple, dict]] = []  # of each layer
 
     def run(self, index: int, layer: nn.Module, hidden: Tensor, args: tuple, kwargs: dict) -> Any:
         """See `LayerHooks`."""
+        self.arguments.append((args, kwargs))
         if index == 0:
-            self.hidden, self.arguments = hidden, (args, kwargs)
+            self.hidden = hidden
             if self.like is None:  # the layer runs once to show its output
                 with torch.no_grad():
                     self.like = layer(hidden, *args, **kwargs)
@@ -123,10 +129,30 @@ def _read(model: ARMTForCausalLM, input_ids: Tensor, state: Any) -> tuple[list[T
     state = model.empty_memory(rows) if state is None else state.for_batch(rows)
     first, *others = input_ids.split(model.config.segment_size, 1)
     captured = [_captured(model, first)]
+    _expect_alike(model, captured[0])
     captured += [_captured(model, part, captured[0].like) for part in others]
-    hidden, layers = _run_diagonals(model, [call.hidden for call in captured], captured[0].arguments, state)
+    hidden, layers = _run_diagonals(model, [call.hidden for call in captured], captured[0].arguments[0], state)
     counts = state.tokens_read + input_ids.shape[1], state.segments_read + len(hidden)
     return hidden, ARMTState(tuple(layers), *counts, state.model), captured[0].like
+
+
+@torch.no_grad()
+def _expect_alike(model: ARMTForCausalLM, call: _Skip) -> None:
+    """Refuse layers that differ in more than weights: in windows, positions or scales. Tried once, on one segment."""
+    if model in _ALIKE:
+        return
+    layers: Any = [wrapped.layer for wrapped in layer_list(model.base, model.config.layers_path)]
+    advice = "Read with model(...) or read_stream."
+    with evaluating(model):
+        for layer, (args, kwargs) in zip(layers, call.arguments, strict=True):
+            weights = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
+            (first_args, first_kwargs), outputs = call.arguments[0], [layer(call.hidden, *args, **kwargs)]
+            outputs.append(functional_call(layers[0], weights, (call.hidden, *first_args), first_kwargs))
+            own, as_first = (each[0] if isinstance(each, (tuple, list)) else each for each in outputs)
+            differ = (own - as_first).abs().max() > NOTHING * own.abs().max()
+            needed = "have layers that differ in their weights alone"
+            expect(not bool(differ), "read_diagonally", "model", needed, type(model.base).__name__, advice)
+    _ALIKE.add(model)
 
 
 def _run_diagonals(model: ARMTForCausalLM, hidden: list[Tensor], arguments: tuple, state: ARMTState):

@@ -5,11 +5,12 @@ import weakref
 import pytest
 import torch
 
+from tessera.armt import wrap
 from tessera.models.armt.diagonal import read_diagonally, read_stream_diagonally
 from tessera.models.recurrence import read_stream, read_streams
 from tessera.models.recurrence.segment_runner import SegmentRunner
 from tests.covering import each_value, some
-from tests.models.armt.bases import KINDS, PAIRS, make, same_memory, tokens
+from tests.models.armt.bases import BASES, KINDS, PAIRS, make, same_memory, tokens
 from tests.refusals import refused
 from tests.tolerances import close
 
@@ -150,6 +151,26 @@ def test_a_stream_read_diagonally(segments):
     for before in (None, model(tokens(1, 16)).memory_state):
         same_memory(read_stream_diagonally(model, iter(ids), before, segments), read_stream(model, ids, before))
     assert not read_stream_diagonally(model, []).segments_read.any()
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
+        (
+            "qwen3",
+            {"use_sliding_window": True, "sliding_window": 4, "layer_types": ["full_attention", "sliding_attention"]},
+        ),
+    ],
+)
+def test_layers_that_differ_in_more_than_weights_are_not_read_as_the_first(family, changes):
+    """All cells of a step are computed by the module of one, with the arguments of the first layer."""
+    model = wrap(BASES[family](**changes).double().eval(), segment_size=8, num_memory_tokens=2, memory_dim=4)
+    for parameter in model.base.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    needed = "read_diagonally: model must have layers that differ in their weights alone; got .* Read with model"
+    refused(needed, read_diagonally, model, tokens(1, 16))
+    refused(needed, read_stream_diagonally, model, tokens(1, 16)[0].tolist())
 
 
 def test_what_cannot_be_read_diagonally_is_refused():
