@@ -355,3 +355,19 @@ def test_refusals():
     message = "the model must be on a CPU, in float32; got cpu, torch.bfloat16"
     refused(message, tessera.compile_decoding, v1().bfloat16())
     refused("the model must be .*gpt2.*; got bloom", tessera.compile_decoding, tiny("bloom"))
+
+
+@pytest.mark.parametrize("name", ["llama", "armt"])
+def test_programs_attend_by_softmax_alone(uncompiled, name):
+    """They are made of a block whose attention is transformers' own, whatever the model's is."""
+    model, ids = MODELS[name]().eval(), torch.randint(1, 50, (1, 7))
+    decoded(tessera.compile_decoding(model), ids, 3)
+    count = len(uncompiled)
+    assert count > 0
+    base = getattr(model, "base", model)
+    base.set_attn_implementation("tessera_biweight")
+    decoded(model, ids, 3)
+    assert len(uncompiled) == count, "a program ran"
+    refused(
+        "attn_implementation must be one of eager, .*; got tessera_biweight", tessera.compile_decoding, plain(model)
+    )

@@ -20,6 +20,7 @@ from tessera.models.recurrence.base_model import layer_list
 from tessera.models.recurrence.layer_hooks import MemoryLayer
 
 FAMILIES = ("gpt2", "gpt_neox", "llama")  # all blocks alike, attention over all that was read
+SOFTMAX = ("eager", "sdpa", "flex_attention")  # what programs compute: other implementations may be kernels
 ROOM = "_tessera_room"  # the attribute of a layer of a cache
 # Fields of a configuration that a block does not depend on.
 UNRELATED = "_name_or_path transformers_version dtype architectures use_cache vocab_size n_positions n_ctx".split()
@@ -33,6 +34,8 @@ def compile_blocks(model: Any, form: str) -> Any:
     is_known = config.model_type in FAMILIES and not getattr(config, "scale_attn_by_inverse_layer_idx", False)
     names = ", ".join(FAMILIES)
     expect(is_known, "compile_decoding", "the model", f"be a mosaic, or one of, or around, {names}", config.model_type)
+    chosen = config._attn_implementation
+    expect(chosen in SOFTMAX, "compile_decoding", "attn_implementation", f"be one of {', '.join(SOFTMAX)}", chosen)
     layers = layer_list(base, getattr(model.config, "layers_path", None))
     blocks = [layer.layer if isinstance(layer, MemoryLayer) else layer for layer in layers]
     shared = _Shared(base, blocks[0], form)
@@ -110,7 +113,7 @@ class _CompiledBlock:
         may_run = is_behind and is_step and arguments.pop("attention_mask", None) is None
         # A program reads whatever lies there as rows and numbers of its own.
         may_run = may_run and len(layer.keys) == len(hidden) and hidden.dtype == layer.keys.dtype == self.dtype
-        may_run = may_run and self.watch.may_run()
+        may_run = may_run and self.shared.config._attn_implementation in SOFTMAX and self.watch.may_run()
         if not may_run:
             self.watch.look()
             return self.plain(*args, **kwargs)
