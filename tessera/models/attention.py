@@ -113,6 +113,11 @@ def _refusing(method: Callable[..., None]) -> Callable[..., None]:
         if chosen in ATTENTION_KERNELS:
             for part in filter(_reads_tokens, model.modules()):
                 expect(any(map(_asks_interface, part.modules())), chosen, "the model", NEEDED, type(part).__name__)
+        for config in {id(each): each for each in (model.config, config_of_attention(model))}.values():
+            if chosen in ATTENTION_KERNELS:  # saved with the others: transformers would load the model with softmax
+                config.attn_implementation = chosen
+            elif vars(config).get("attn_implementation") in ATTENTION_KERNELS:
+                del config.attn_implementation
 
     return checked
 
@@ -152,7 +157,6 @@ def learn_alpha(
         raise TesseraError(f"learn_alpha: kernel must be entmax; got {kernel.name!r}.")
     model.set_attn_implementation(ENTMAX)
     setattr(config, LEARNED, kernel.to_config())
-    config.attn_implementation = ENTMAX  # saved with the others: transformers would load the model with softmax
     heads: dict[nn.Module, int] = {}
     _HEADS.append(heads)
     try:

@@ -270,6 +270,26 @@ def test_an_alpha_that_is_no_kernel_is_refused():
     refused("entmax_alpha", model, ids())
 
 
+@pytest.mark.parametrize("is_wrapped", [False, True])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_kernel_is_saved_with_the_weights(family, is_wrapped, tmp_path):
+    """transformers saves no attention, and would load a model of another function; who names one gets that."""
+    model, softmax = make(family, "tessera_knn", ""), make(family, "sdpa", "")
+    model.config.num_neighbours = 2
+    if is_wrapped:
+        model, softmax = (tessera.wrap(each, 8, 2, 4).double() for each in (model, softmax))
+        softmax.load_state_dict(model.state_dict())
+    expected, other = model(ids()).logits, softmax(ids()).logits
+    assert (expected - other).abs().max() > 1e-3
+    model.save_pretrained(tmp_path / "kernel")
+    for options, logits in (({}, expected), ({"attn_implementation": "sdpa"}, other)):
+        loaded = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "kernel", **options)
+        torch.testing.assert_close(loaded(ids()).logits, logits, rtol=0, atol=1e-6)
+    loaded.save_pretrained(tmp_path / "softmax")
+    loaded = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "softmax")
+    torch.testing.assert_close(loaded(ids()).logits, other, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("family", ["qwen3", "gpt2"])
 def test_heads_with_alphas_of_their_own(family, tmp_path):
     """Logits and gradients are those of attention that is written out; saved, they are loaded."""
