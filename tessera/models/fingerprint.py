@@ -26,7 +26,8 @@ from tessera.models.strict_config import StrictConfig
 # Fields that change nothing about what a state means: they may be set between two calls.
 _FREE = "use_cache long_term_delay training_long_term_delay initialization initializer_range".split()
 _FREE += ["segment_alignment", "backprop_segments", "layers_path"]
-_FOREIGN = ("num_hidden_layers", "num_attention_heads", "hidden_act", "activation_function", "rope_theta")
+_FOREIGN = ["num_hidden_layers", "num_attention_heads", "hidden_act", "activation_function", "rope_theta"]
+_FOREIGN += ["attn_implementation", "entmax_alpha", "relumax_margin", "num_neighbours"]  # of kernels as attention alone
 _FREE_ENDINGS = ("_dropout", "_token_id", "vocab_size", "tie_word_embeddings", "logit_scale")
 LOOKS = 8  # weights that are looked at behind a state: a microsecond each
 NEAR = 0.02  # weights in bfloat16 are the same weights

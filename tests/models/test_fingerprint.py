@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
+from tessera.armt import wrap
 from tessera.models import fingerprint
+from tests.models.armt.bases import BASES
 from tests.models.contract import CASES, tokens, v1, v2
 from tests.refusals import refused
 
@@ -99,6 +101,14 @@ def test_one_weight_that_is_written_past_pytorch_is_seen_where_a_text_begins():
 def test_another_configuration_is_refused(make, changes):
     state = read(make())
     refused("got one of another configuration", go_on, make(**changes), state)
+
+
+def test_a_memory_that_another_attention_made_is_refused():
+    model = wrap(BASES["llama"]().eval(), segment_size=8, num_memory_tokens=2, memory_dim=4)
+    memory = model(tokens(1, 20)).memory_state
+    model(tokens(1, 20), memory_state=memory)
+    model.set_attn_implementation("tessera_biweight")
+    refused("got one of another configuration", model, tokens(1, 20), memory_state=memory)
 
 
 def test_a_state_of_this_model_goes_on(model, tmp_path):
