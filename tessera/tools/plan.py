@@ -26,7 +26,7 @@ from tessera.base.errors import TesseraError, expect
 from tessera.base.precision import autocast, resolve_precision
 from tessera.evaluation.accounting import account, training_flops_per_sequence
 from tessera.recipes.model_section import segment_tokens, untrained_config
-from tessera.recipes.sections import Recipe
+from tessera.recipes.sections import OF_TASK, DataSection, Recipe
 from tessera.training.distributed import batch_shape, shard
 from tessera.training.initial_model import enable_checkpointing, follow_recipe
 from tessera.training.optimizer import make_optimizer
@@ -176,6 +176,9 @@ def plan(
     if stages := section.curriculum:
         longest = max(stage.length for stage in stages) * segment_tokens(recipe)
         advice = f"Plan its longest stage, as a text: data.task=null training.curriculum=[] data.context={longest}"
+        of_task = {key: getattr(DataSection(), key) for key in OF_TASK.split()}
+        for key, default in of_task.items():
+            advice += f" data.{key}={default}" * (getattr(recipe.data, key) != default)
         base = recipe.model.get("base")
         if recipe.data.task is not None and not isinstance(base, str):  # its words are not the tokens of a text
             advice += f" model.{'base.' * (base is not None)}vocab_size={untrained_config(recipe).vocab_size}"
