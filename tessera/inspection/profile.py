@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,7 +53,7 @@ def recall_map(trace: Trace, memory: MemoryTrace, head: int, axes: "Axes | None"
     """
     weights, lowest = _dense(trace, memory, head)
     axes = _axes() if axes is None else axes
-    darkest = float(weights[weights > 0].double().quantile(0.98)) if bool((weights > 0).any()) else 1.0
+    darkest = float(np.quantile(weights[weights > 0].numpy(), 0.98)) if bool((weights > 0).any()) else 1.0
     edges = (lowest - 0.5, lowest + weights.shape[1] - 0.5, len(weights) - 0.5, -0.5)
     options: dict[str, Any] = {"aspect": "auto", "cmap": "Blues", "interpolation": "nearest", "extent": edges}
     image = axes.imshow(weights.numpy(), vmin=0, vmax=darkest, **options)

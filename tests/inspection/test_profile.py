@@ -80,6 +80,16 @@ def test_the_map_of_weights_that_are_all_small_is_not_blank():
     assert darkness.min() > 3 / (steps - 1), "three times as dark as on a scale from 0 to 1"
 
 
+def test_the_map_of_a_long_text():
+    """PyTorch takes quantiles of at most 2^24 numbers."""
+    trace, count = mosaic_trace(), 4200
+    rows, pairs = count * torch.arange(count + 1), torch.arange(count, dtype=torch.int32).repeat(count)
+    options = {"share": torch.ones(count, 1), "num_pairs": torch.full((count,), count)}
+    memory = replace(trace.memories[0], rows=rows, pairs=pairs, weights=torch.full(pairs.shape, 1 / count), **options)
+    drawn = recall_map(replace(trace, queries=torch.arange(count)), memory, 0).get_images()[0]
+    assert drawn.norm.vmax == pytest.approx(1 / count)
+
+
 def test_recalled_text():
     trace = mosaic_trace()
     axes = recalled_text(trace, trace.memories[0], 1, 30, first=2)
