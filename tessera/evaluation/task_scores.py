@@ -118,11 +118,16 @@ def _shown(words: Any, tokens: list[int], unknown: str | None) -> list[int] | st
 def score_batches(
     task: Task, batches: Iterable[Any], predictions: Callable[[Any], Any], see: Callable[..., None] | None = None
 ) -> dict[str, Estimate]:
-    """Each score of `task` over the examples of all batches; `see` is shown each with predictions and scores."""
+    """Each score of `task` over the examples of all batches; `see` is shown each with predictions and scores.
+
+    Raises `TesseraError`: predictions that are NaN, whose scores would be left out or those of the first token.
+    """
     values: dict[str, list[Tensor]] = {}
     sources: list[int] = []
     for batch in batches:
         predicted = predictions(batch)
+        is_known = not bool(predicted.isnan().any())
+        expect(is_known, type(task).__name__, "the model's predictions", "be numbers", "NaN")
         of_batch = task.scores(predicted, batch)
         if see is not None:
             see(batch, predicted, of_batch)
@@ -169,6 +174,4 @@ def task_report(
 def _logits(model: PreTrainedModel, tokens: Tensor, precision: str) -> Tensor:
     expect_positions(model.config, tokens.shape[1], "eval", "the tokens of an example", "Use smaller --lengths.")
     with autocast(precision, model.device.type):
-        logits = model(tokens.to(model.device), use_cache=False).logits.float().cpu()
-    expect(not bool(logits.isnan().any()), "eval", "the model's logits", "be numbers", "NaN")  # the first is likeliest
-    return logits
+        return model(tokens.to(model.device), use_cache=False).logits.float().cpu()

@@ -9,7 +9,7 @@ from torch.nn.functional import one_hot
 
 from tessera import MemoryMosaicConfig
 from tessera.data.tokenizers import train_bpe
-from tessera.evaluation.task_scores import make_task, score_task
+from tessera.evaluation.task_scores import make_task, score_batches, score_task
 from tessera.papers.babilong.stories import examples_of, facts_of
 from tessera.tasks.task import TASKS, TokenExamples
 from tests.refusals import refused, refused_in_a_line
@@ -128,4 +128,14 @@ def test_what_cannot_be_scored_is_said():
     refused(r"know AssociativeRetrieval's 19 tokens; got vocab_size 18\.", score_task, Oracle(task, extra=-1), task)
     refused("--task must be about tokens", score_task, Oracle(task), TASKS["three_moons"]())
     model = predicting(lambda tokens: torch.full((*tokens.shape, 19), torch.nan), task.vocab_size)
-    refused("the model's logits must be numbers; got NaN", score_task, model, task, examples=1)
+    refused("the model's predictions must be numbers; got NaN", score_task, model, task, examples=1)
+
+
+def test_predictions_that_are_no_numbers_are_not_left_out_of_a_mean():
+    """Half of them NaN, the others right: the skill was 1."""
+    task = TASKS["three_moons"]()
+    examples = task.sample(4, 0)
+    future = examples.future.clone()
+    future[:2] = torch.nan
+    assert score_batches(task, [examples], lambda batch: batch.future)["skill"].mean == 1.0
+    refused("the model's predictions must be numbers; got NaN", score_batches, task, [examples], lambda batch: future)
