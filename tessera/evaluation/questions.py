@@ -125,7 +125,7 @@ def _right(logits: Tensor, batch: QuestionBatch) -> Tensor:
     is_answer = labels != IGNORED
     number = is_answer.cumsum(-1)  # of each token of the answer, from 1 on; the last is its end, unless it is alone
     scored = is_answer & ((number == 1) | (number < number[..., -1:]))
-    words = logits.argmax(-1).view_as(questions)
+    words = logits.argmax(-1).masked_fill(logits.amax(-1).isnan(), IGNORED).view_as(questions)  # NaN says nothing
     right = ((words[..., :-1] == questions[..., 1:]) | ~scored[..., 1:]).all(-1) & counts
     return (right.sum(1) / counts.sum(1)).double().cpu()
 

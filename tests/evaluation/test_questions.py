@@ -15,6 +15,7 @@ from tessera.models.armt import ARMTConfig, ARMTForCausalLM
 from tessera.models.lstm import LSTMConfig, LSTMState
 from tessera.models.memory_mosaic import MemoryMosaicConfig
 from tessera.ops.linear_cross_entropy import IGNORED
+from tessera.papers.associative_retrieval.task import AssociativeRetrieval
 from tessera.papers.babilong.stories import PEOPLE, world_after
 from tessera.papers.babilong.task import BABILong
 from tessera.papers.babilong.vocabulary import decode
@@ -245,3 +246,12 @@ def test_early_questions_follow_from_the_facts_that_were_read(share):
             assert answers == {who: place for who, place in world.place.items() if who in people}
             answered.add(bool(answers))
     assert answered == {True, False}
+
+
+def test_logits_that_are_no_numbers_answer_nothing(monkeypatch):
+    """The likeliest token was the first, which is the answer to half of these questions."""
+    task = AssociativeRetrieval(num_pairs=2, num_symbols=2)
+    batch = task.sample_questions(8, 4, torch.Generator().manual_seed(0))
+    logits = torch.full((32, batch.questions.shape[-1], task.vocab_size), torch.nan)
+    monkeypatch.setattr("tessera.evaluation.questions._asked_alone", lambda model, batch: (logits, None))
+    assert right_answers(nn.Linear(1, 1), batch).tolist() == [0.0] * 8
