@@ -6,11 +6,13 @@ import os
 
 import pytest
 import torch
+from transformers import PreTrainedTokenizerFast
 
 from tessera.base import checkpoints
 from tessera.base.errors import TesseraError
 from tessera.evaluation.task_scores import score_batches
 from tessera.ops.linear_cross_entropy import IGNORED
+from tessera.papers.babilong.benchmark import exact_match
 from tessera.papers.babilong.own_questions import OwnQuestions
 from tessera.papers.babilong.task import BABILong
 from tessera.papers.babilong.vocabulary import decode
@@ -23,9 +25,9 @@ pytestmark = pytest.mark.usefixtures("short_books")
 COLOURS = ("red", "green", "blue", "black", "white", "grey", "pink", "brown", "gold", "silver")
 
 
-def rows(count=10):
+def rows(count=10, colours=COLOURS):
     return [
-        {"text": f"Box {n} is\ndark {COLOURS[n]}.", "question": f"What is box {n}?", "answer": f"Dark {COLOURS[n]}"}
+        {"text": f"Box {n} is\ndark {colours[n]}.", "question": f"What is box {n}?", "answer": f"Dark {colours[n]}"}
         for n in range(count)
     ]
 
@@ -110,6 +112,26 @@ def test_the_error_of_a_score_is_that_over_texts_of_the_file(file):
     assert score.mean == pytest.approx(mean)
     assert score.standard_error == pytest.approx((8 / 7 * squares) ** 0.5 / 60)
     assert score.standard_error > 2 * (mean * (1 - mean) / 59) ** 0.5, "as if all samples were of new texts"
+
+
+ANSWERS = ("Rome, Italy", "half-past two", "Mr. Brown", "red", "dark red")
+
+
+@pytest.fixture
+def marked(tmp_path):
+    """A task whose answers have several words, and marks in them."""
+    path = tmp_path / "marks.jsonl"
+    several = [{**row, "answer": ANSWERS[number % 5]} for number, row in enumerate(rows(50, COLOURS * 5))]
+    path.write_text("\n".join(map(json.dumps, several)), encoding="utf-8")
+    return OwnQuestions(file=str(path), vocab_size=300, absent=0.0, length=64)
+
+
+def test_the_blanks_that_a_model_of_words_says_around_marks_are_not_wrong(marked):
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=marked.vocabulary, **marked.special_tokens)
+    said = {answer: tokenizer.decode(marked.answer_tokens(answer)[:-1]) for answer in ANSWERS}
+    assert said["half-past two"] == "half - past two"
+    assert all(exact_match(text, answer) for answer, text in said.items())
+    assert not exact_match("rome italy", "Rome, Italy")
 
 
 def test_what_a_text_does_not_answer_is_said_not_to_be_in_it(file):

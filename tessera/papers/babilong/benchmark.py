@@ -58,8 +58,16 @@ def _is_text(value: Any) -> bool:
 
 
 def exact_match(output: str, target: str) -> bool:
-    """Whether the generated text is the answer, up to case and outer white space (ARMT, section 4)."""
-    return output.strip().lower() == target.strip().lower()
+    """Whether the generated text is the answer, up to case and the white space around words (ARMT, section 4).
+
+    A vocabulary of words sets marks apart: it says "rome , italy".
+    """
+    return words_of(output) == words_of(target)
+
+
+def words_of(text: str) -> list[str]:
+    """Words and marks, as the vocabulary of words divides them."""
+    return re.findall(r"\w+|[^\w\s]+", text.lower())
 
 
 def subtargets(target: str) -> list[str]:

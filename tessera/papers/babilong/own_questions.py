@@ -1,6 +1,5 @@
 """Questions of your own: texts with questions and answers from files, hidden in books as BABILong's facts are."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -11,7 +10,7 @@ from typing import NamedTuple
 
 from tessera.base.errors import expect
 from tessera.data.sources import JSON_ENDINGS, contents_checksum, text_files
-from tessera.papers.babilong.benchmark import read_samples
+from tessera.papers.babilong.benchmark import read_samples, words_of
 from tessera.papers.babilong.sample import has_room
 from tessera.papers.babilong.stories import Question, Story
 from tessera.papers.babilong.task import BABILong
@@ -56,7 +55,7 @@ class OwnQuestions(BABILong):
             self._require(name, getattr(self, name) == BABILong.__dataclass_fields__[name].default, "be left out")
         self._require("facts_share", 0 < self.facts_share < 1, "lie in (0, 1)")
         self._require("absent", 0 <= self.absent < 1, "lie in [0, 1)")
-        needed = len(SPECIAL_TOKENS) + len(set(_words(self.words.first)))
+        needed = len(SPECIAL_TOKENS) + len(set(words_of(self.words.first)))
         is_large = self.tokenizer is not None or self.vocab_size >= needed
         self._require("vocab_size", is_large, f"be at least {needed}, for the words of {self.file}")
 
@@ -97,11 +96,11 @@ class OwnQuestions(BABILong):
 
     def is_known(self, question: str) -> bool:
         """See `QuestionTask`: whether every word stands in a question of the files."""
-        return set(_words(" ".join(known.text for known in self._questions))).issuperset(_words(question))
+        return set(words_of(" ".join(known.text for known in self._questions))).issuperset(words_of(question))
 
     def is_stated(self, sentence: str) -> bool:
         """See `QuestionTask`: whether every word stands in a text of the files."""
-        return set(_words(" ".join(self._own.questions))).issuperset(_words(sentence))
+        return set(words_of(" ".join(self._own.questions))).issuperset(words_of(sentence))
 
     @cached_property
     def _own(self) -> "_OwnTexts":
@@ -156,8 +155,8 @@ def _read(name: str, files: tuple[Path, ...], contents: str) -> _OwnTexts:
         answer = row.target.strip()
         answer = NOT_IN_TEXT if answer.lower().rstrip(".") == NOT_IN_TEXT else answer
         question, text = row.question.strip(), " ".join(row.input.split())
-        text = texts.setdefault(" ".join(_words(text)), text)
-        key = (text, " ".join(_words(question)))
+        text = texts.setdefault(" ".join(words_of(text)), text)
+        key = (text, " ".join(words_of(question)))
         is_new, known = key not in answers, answers.setdefault(key, answer)
         needed, got = f"have one answer to {question[:80]!r} of one text", f"{known[:80]!r} and {answer[:80]!r}"
         expect(known.lower() == answer.lower(), "questions", name, needed, got, "Leave one of them out.")
@@ -173,8 +172,3 @@ def _read(name: str, files: tuple[Path, ...], contents: str) -> _OwnTexts:
     }
     rows = [f"{text} {question.text} {question.answer}" for text, row in questions.items() for question in row]
     return _OwnTexts({text: tuple(row) for text, row in questions.items()}, splits, questions_of_split, "\n".join(rows))
-
-
-def _words(text: str) -> list[str]:
-    """As the vocabulary divides them."""
-    return re.findall(r"\w+|[^\w\s]+", text.lower())
