@@ -126,6 +126,15 @@ def marked(tmp_path):
     return OwnQuestions(file=str(path), vocab_size=300, absent=0.0, length=64)
 
 
+def test_an_exact_answer_is_right_by_the_benchmarks_rule_whatever_marks_it_has(marked):
+    """The rule ends at a full stop, divides the target at commas, and finds "red" in "dark red"."""
+    examples = marked.sample(40, 0)
+    assert {sample.question.answer for sample in examples.details} == set(ANSWERS)
+    scores = marked.scores(torch.nn.functional.one_hot(examples.tokens.roll(-1, 1), 300), examples)
+    assert scores["exact_match"].all()
+    assert scores["published_match"].all()
+
+
 def test_the_blanks_that_a_model_of_words_says_around_marks_are_not_wrong(marked):
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=marked.vocabulary, **marked.special_tokens)
     said = {answer: tokenizer.decode(marked.answer_tokens(answer)[:-1]) for answer in ANSWERS}
