@@ -115,20 +115,25 @@ def _shown(words: Any, tokens: list[int], unknown: str | None) -> list[int] | st
     return NOT_IN_TEXT if text == unknown else text
 
 
-def score_batches(
-    task: Task, batches: Iterable[Any], predictions: Callable[[Any], Any], see: Callable[..., None] | None = None
-) -> dict[str, Estimate]:
-    """Each score of `task` over the examples of all batches; `see` is shown each with predictions and scores.
+def scores_of_batch(task: Task, predicted: Tensor, batch: Any) -> dict[str, Tensor]:
+    """The scores of `task` of each example.
 
     Raises `TesseraError`: predictions that are NaN, whose scores would be left out or those of the first token.
     """
+    is_known = not bool(predicted.isnan().any())
+    expect(is_known, type(task).__name__, "the model's predictions", "be numbers", "NaN")
+    return task.scores(predicted, batch)
+
+
+def score_batches(
+    task: Task, batches: Iterable[Any], predictions: Callable[[Any], Any], see: Callable[..., None] | None = None
+) -> dict[str, Estimate]:
+    """Each score of `task` over the examples of all batches; `see` is shown each with predictions and scores."""
     values: dict[str, list[Tensor]] = {}
     sources: list[int] = []
     for batch in batches:
         predicted = predictions(batch)
-        is_known = not bool(predicted.isnan().any())
-        expect(is_known, type(task).__name__, "the model's predictions", "be numbers", "NaN")
-        of_batch = task.scores(predicted, batch)
+        of_batch = scores_of_batch(task, predicted, batch)
         if see is not None:
             see(batch, predicted, of_batch)
         sources += task.sources(batch)

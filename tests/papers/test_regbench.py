@@ -5,11 +5,13 @@ import random
 from collections import Counter
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tessera.base.dataclass_io import to_json
+from tessera.base.errors import TesseraError
 from tessera.ops.linear_cross_entropy import IGNORED
 from tessera.papers.experiment import Record, RunContext, RunSelection
 from tessera.papers.regbench.report import EXPERIMENT, longest_trainings, losses_by_block, tables
@@ -71,6 +73,15 @@ def test_scores_come_back_in_the_order_of_the_examples():
     for name, values in expected.items():
         torch.testing.assert_close(scores[name], values)
     assert mean_loss(Uniform(), SMALL, examples) == pytest.approx(float(torch.tensor(10.0).log()))
+
+
+def test_a_model_that_predicts_nothing_has_no_scores():
+    def unknown(input_ids, **options):
+        return SimpleNamespace(logits=torch.full((*input_ids.shape, SMALL.vocab_size), torch.nan))
+
+    unknown.device = "cpu"
+    with pytest.raises(TesseraError, match="the model's predictions must be numbers; got NaN"):
+        scores_of(unknown, SMALL, SMALL.sample(2, 0))
 
 
 def test_choices_are_obeyed():

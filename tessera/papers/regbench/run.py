@@ -12,6 +12,7 @@ from transformers.utils import ModelOutput
 
 from tessera.base.precision import autocast, resolve_precision
 from tessera.evaluation.loss import loss_by_position
+from tessera.evaluation.task_scores import scores_of_batch
 from tessera.models.sizes import num_parameters
 from tessera.papers.experiment import PAPER_KERNELS, WITH_KERNELS, Run, RunContext, RunSelection
 from tessera.papers.regbench.task import RegBench, ngram_log_probabilities
@@ -249,7 +250,7 @@ def scores_of(model: PreTrainedModel, task: RegBench, examples: TokenExamples) -
     """The task's scores of each example, in the order of the examples."""
     scores: dict[str, Tensor] = {}
     for rows, batch in _batches(task, examples):
-        for name, values in task.scores(_output(model, batch).logits.cpu(), batch).items():
+        for name, values in scores_of_batch(task, _output(model, batch).logits.cpu(), batch).items():
             scores.setdefault(name, torch.empty(len(examples), dtype=values.dtype))[rows] = values
     return scores
 
