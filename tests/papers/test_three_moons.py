@@ -111,6 +111,7 @@ def test_levels_of_a_made_up_curve():
     assert levels(curve, (1.0, 1.0, 2.0)) == dict(zip(names, (0.5, 1.0, 1.0, 101)))
     curve[250] = 0.4
     assert levels(curve, (1.0, 1.0, 2.0))["accurate_from"] == 252
+    assert levels([0.5] * 60 + [float("nan")] * 60, (1.0, 1.0, 2.0))["accurate_from"] is None
     assert levels(curve[:60] + [0.5], (1.0, 1.0, 2.0)) == dict(zip(names, (0.5, None, None, None)))
 
 

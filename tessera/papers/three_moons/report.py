@@ -97,7 +97,8 @@ def levels(curve: list[float], periods: tuple[float, ...]) -> dict[str, float | 
         context = math.ceil(period) + LATER
         return curve[context - 1] / usual if context <= len(curve) else None
 
-    last = max((context for context, error in enumerate(curve, 1) if error >= ACCURATE * usual), default=0)
+    # Not `>=`: what is not a number is not below.
+    last = max((context for context, error in enumerate(curve, 1) if not error < ACCURATE * usual), default=0)
     return {
         "early": early,
         "after_slowest": share_after(slowest),
