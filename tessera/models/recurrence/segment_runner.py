@@ -191,7 +191,7 @@ class SegmentRunner:
         is_empty, rows = state is None, segment.embeddings.shape[0]
         has_rows = segment.close or not self.model.is_shared
         # Nothing reads or writes the zeros of an unread memory in the midst of a segment.
-        state = self.model.unread(rows * has_rows) if state is None else state.to(segment.embeddings.device)
+        state = self.model.unread(rows if has_rows else 0) if state is None else state.to(segment.embeddings.device)
         if has_rows:
             state = state.for_batch(rows)
         front = self.front if segment.cache is None else 0
